@@ -93,6 +93,22 @@ def discard_output() -> int:
     return 128 + 13
 
 
+def flush_output() -> int:
+    """Print what is still waiting. Returns 0, or the exit code of `discard_output` where the reader has gone.
+
+    Without this call Python does so at its end, where an error gives a traceback."""
+    try:
+        if sys.stdout is not None:  # it is None where it was closed from the start
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return discard_output()
+    except OSError as error:
+        print(f"{rank_tag()}error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        discard_output()
+        return 1
+    return 0
+
+
 def rank_tag() -> str:
     """What an error message begins with: "[rank 3] " in one of several processes under torchrun, else nothing."""
     rank = os.environ.get("RANK")

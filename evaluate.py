@@ -27,6 +27,7 @@ from interop.evaluation.results import compare_results, mean_entry, read_results
 from interop.evaluation.scoring import score
 from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.read import load_pretrained
+from nanodnt.generate import find_unused
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -61,8 +62,9 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     def evaluate_run(run, own_sources):
         """Yield {task: entry}, one task or group after the other. The model may lack a block meanwhile."""
         model, entries = run.model.to(env.device).set_runtime(compute_dtype=env.dtype), {}
+        unused = find_unused(model, run.tokenizer)
         for source in own_sources:
-            entry = entries[source.task] = score(model, source, config.batch_size, env)
+            entry = entries[source.task] = score(model, source, config.batch_size, env, unused)
             if source.eot is not None:
                 limit = config.max_answer_tokens or "any number of"
                 env.print(f"{source.task}: {COUNTS.format(**entry)} with at most {limit} tokens")

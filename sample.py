@@ -23,6 +23,7 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
+from nanodnt.data.inputs import decode_text, read_text
 from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
@@ -104,20 +105,20 @@ def read_prompt(config: SampleConfig) -> str:
     if config.start.startswith("FILE:"):
         name, flag = config.start.removeprefix("FILE:"), f"start={config.start}"
     elif config.start_file:
-        name, flag = config.start_file, f"start_file {config.start_file}"
+        name, flag = config.start_file, f"start_file={config.start_file}"
     else:
         return config.start
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return raw.decode("utf-8").removesuffix("\n")
-    except OSError as e:
-        raise ValueError(f"cannot read {flag} ({e.strerror})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{flag} is not UTF-8 text") from None
+        text = decode_text(sys.stdin.buffer.read(), "standard input") if name == "-" else read_text(Path(name))
+    except ValueError as e:
+        raise ValueError(f"{flag}: {e}") from None
+    return text.removesuffix("\n")
 
 
 def draw_samples(config: SampleConfig, trained: Trained, text: str, drawing: dict) -> None:
     """Print samples that continue `text`; `drawing`: how `generate` draws."""
+    for remark in trained.tokenizer.remarks(text):
+        print(f"note: the prompt: {remark}", file=sys.stderr)
     how = drawing | dict(stop=trained.tokenizer.eot, one_token=compile_one_token() if config.compile else None)
     try:
         texts = continue_text(

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from interop.conversations.template import TEMPLATES, encode_all, named_template
 from interop.huggingface.tokenizer_files import find_tokenizer
 from nanodnt.data.examples import ANSWER
-from nanodnt.data.inputs import hold_out
+from nanodnt.data.inputs import RECORDS, hold_out
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import id_dtype
@@ -23,6 +23,7 @@ def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
     parser.add_argument("--tokenizer", required=True, help="bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL")
     parser.add_argument("--template", default=template, help=f"{', '.join(TEMPLATES)} (default: %(default)s)")
     parser.add_argument("--max_tokens", type=int, help="the block_size of training: leave out longer examples")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out records that cannot be used, and count them")
 
 
 def check_flags(args) -> tuple:
@@ -38,10 +39,11 @@ def check_flags(args) -> tuple:
     return tokenizer, template
 
 
-def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, command) -> None:
+def build_examples(out_dir, source, args, notes, found, held_out=None, *, name, val_fraction, command) -> None:
     """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`.
 
     args      with the flags of `add_flags`
+    notes     what is to be said of them, `Notes`; it is printed
     found     conversations, as `conversations` yields them
     held_out  those of val.bin; None: about `val_fraction` of `found`, by a hash of their names
     command   what to type next, to which --dataset is added
@@ -50,9 +52,9 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
     The tokens of all examples are held in memory, 3 to 5 bytes each."""
     tokenizer, template = check_flags(args)
     reader, dtype = Tokenizer(tokenizer), id_dtype(tokenizer)
-    train, val = _encode("--input", found, reader, template, dtype, args.max_tokens), None
+    train, val = _encode("--input", found, reader, template, dtype, args.max_tokens, notes), None
     if held_out is not None:
-        val = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
+        val = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens, notes)
     elif len(train) == 1:
         raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
     else:
@@ -75,15 +77,17 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
         script.publish(parts, out_dir, meta, "examples", about, command)
 
 
-def _encode(flag, found, tokenizer, template, dtype, max_tokens):
-    """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported."""
+def _encode(flag, found, tokenizer, template, dtype, max_tokens, notes):
+    """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported, as are
+    the notes."""
     examples, left_out = [], {}  # {place: tokens}
     found = tqdm(found, desc="tokenising", unit=" examples", disable=None)
-    for name, where, (ids, marks) in encode_all(found, tokenizer, template):
+    for name, where, (ids, marks) in encode_all(found, tokenizer, template, notes):
         if max_tokens is not None and len(ids) > max_tokens + 1:
             left_out[where] = len(ids)
         else:
             examples.append((name, np.array(ids, dtype), np.array(marks, np.uint8)))
+    notes.print()
     if left_out:
         report = f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than "
         report += f"max_tokens+1 = {max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
@@ -92,7 +96,7 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens):
             raise ValueError(f"nothing remains: {report}")
         print(f"left out: {report}", file=sys.stderr)
     if not examples:
-        raise ValueError(f"{flag} holds no records (.jsonl, .json or .parquet)")
+        raise ValueError(f"{flag} holds no records ({', '.join(RECORDS)})")
     return examples
 
 

@@ -123,9 +123,18 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=N
     return idx
 
 
+def find_unused(model: GPT, tokenizer) -> torch.Tensor | None:
+    """The ids of the model's vocabulary that are no token of `tokenizer`, a Tokenizer, or None where all are.
+
+    A vocabulary made by others can be padded, and such ids have weights like any other."""
+    found = tokenizer.unused_ids(model.config.vocab_size)
+    return torch.tensor(found, device=model.wte.weight.device) if found else None
+
+
 def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
     """`text`, or if that has no token a new document, continued by n tokens or to end of text: so many texts of
     `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
+    how["unused"] = find_unused(model, tokenizer)
     prompt = (text and [*tokenizer.start, *tokenizer.encode(text)]) or tokenizer.new_document()
     idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
     texts = []
@@ -163,13 +172,16 @@ class Watcher:
         return text
 
 
-def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
+def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None, unused=None):
     """Draw one token per row: logits (B, V) → ids (B, 1).
 
+    unused        ids that are never drawn, of `find_unused`
     temperature   0 takes the most likely token
     top_k         sample among the k most likely tokens only
     top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
     generator     the torch.Generator to draw from; None = torch's global one"""
+    if unused is not None:
+        logits = logits.index_fill(-1, unused, -math.inf)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits = logits / temperature

@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop import prepare_examples
 from interop.conversations.records import conversations
+from nanodnt.data.inputs import Notes
 from nanodnt.data.tokenizer import DATA
 from nanodnt.prepare import hub, script
 
@@ -50,7 +51,8 @@ def main(argv=None):
     for task in TASKS:
         test = hub.download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
-    found = list(conversations(train))
+    notes = Notes(args.skip_bad)
+    found = list(conversations(train, notes=notes))
     about = dict(name="commonsense170k", command="python train.py config/sft/commonsense170k.py")
     val = HELD_OUT / len(found)
-    prepare_examples.build_examples(args.out_dir, f"{URL}/{TRAIN}", args, found, val_fraction=val, **about)
+    prepare_examples.build_examples(args.out_dir, f"{URL}/{TRAIN}", args, notes, found, val_fraction=val, **about)

@@ -1,11 +1,15 @@
-"""Your own text → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them; or files of token ids.
+r"""Your own text → data/NAME: plain text or records, one file or a folder of them; or files of token ids.
 
-A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl file or a row of a .parquet file.
-Folders are read recursively, without hidden files and files that are not text. End of text follows every document where
-the tokenizer has one (chars has none). About --val_fraction of the documents, chosen by a hash of their names, is held
-out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
-(BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download), or a model's of Hugging Face: a folder
-with a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes first.
+A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl or .ndjson file, an element of the
+array in a .json file, or a row of a .parquet file. Line ends become \n, and a byte order mark is dropped. Folders are
+read recursively, also through links; what is left out (hidden, empty, or no text) is counted and named. A record that
+cannot be used is refused, or left out with --skip_bad. End of text follows every document where the tokenizer has one
+(chars has none); its name in a text (<|endoftext|>) is ordinary text. GPT-2's tokenizers get more than 5,000 letters,
+digits, signs or blanks in a row in several parts. About --val_fraction of the documents, chosen by a hash of their
+names, is held out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters
+that occur), gpt2 (BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download), or a model's of
+Hugging Face: a folder with a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of
+gigabytes first.
 
 Files of token ids are .bin files in the form of llm.c, of GPT-2's ids (--tokenizer=gpt2), and nothing else: those with
 "val" in their names are held out, or where there are none the last --val_fraction of all tokens.
@@ -22,30 +26,42 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from layers.cores import own_cores
 from nanodnt.data import inputs
+from nanodnt.data.meta import check_not_nanogpt
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
 from nanodnt.prepare import script, shards, text
 
 
-def documents(path: Path, key: str, skipped: list):
-    """Yield (name, text) of every document in `path`, always in the same order, without empty ones. ValueError for a
-    file that cannot be read; but in a folder the name of a plain text file that is not UTF-8 is added to `skipped`."""
-    for name, file in inputs.visible_files(path):
-        if file.suffix.lower() in (".jsonl", ".parquet"):
-            for number, record in inputs.records(file, key):
-                text = record.get(key) if isinstance(record, dict) else None
-                if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
-                    where = f"{inputs.place(file, number)}: no UTF-8 text under {key!r}"
-                    raise ValueError(f"{where} in {repr(record)[:60]}... (see --text_key)")
-                if text:
-                    yield f"{name}, {number}", text
-            continue
+def documents(path: Path, key: str, notes: inputs.Notes):
+    """Yield (name, text) of every document in `path`, always in the same order, without empty ones.
+
+    ValueError for a file that cannot be read. In a folder it is left out and noted, unless it is one of records."""
+    for name, file in inputs.find_files(path, notes):
+        kind = file.suffix.lower()
         try:
-            if text := file.read_text(encoding="utf-8-sig"):  # -sig: without a byte order mark
+            if kind in inputs.RECORDS:
+                yield from texts_of_records(name, file, key, notes)
+            elif text := inputs.read_document(file):
                 yield name, text
-        except UnicodeDecodeError as e:
-            if not path.is_dir():
-                raise inputs.not_utf8(file, e) from None
-            skipped.append(name)
+            else:
+                notes.leave_out("empty", str(file))
+        except inputs.NotText as e:
+            if not path.is_dir() or kind in inputs.LINES:
+                raise
+            notes.leave_out(e.why, str(file))
+
+
+def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
+    """Yield (name, text) of the records of a file, which are texts, or have one under `key`."""
+    for number, record in inputs.records(file, notes, key):
+        text = record.get(key) if isinstance(record, dict) else record
+        if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
+            where = f"{inputs.place(file, number)}: no UTF-8 text under {key!r}"
+            error = ValueError(f"{where} in {repr(record)[:60]}... (see --text_key)")
+            notes.leave_out_bad(error)
+        elif text:
+            yield f"{name}, {number}", text
+        else:
+            notes.leave_out("empty", inputs.place(file, number))
 
 
 @script.command
@@ -54,7 +70,8 @@ def main(argv=None):
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
-    parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
+    parser.add_argument("--text_key", default="text", help="of records (default: text)")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out records that cannot be used, and count them")
     args = parser.parse_args(argv)
     out, tokenizer = inputs.output_folder(args, "input"), None  # of chars, whose alphabet is not known yet
     if args.tokenizer in END_OF_TEXT:
@@ -64,9 +81,16 @@ def main(argv=None):
 
         tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
 
-    files = list(inputs.visible_files(args.input))
-    if ids := shards.token_files([file for _, file in files]):
-        script.note_left_out("no token ids", [name for name, file in files if file not in ids])
+    notes = inputs.Notes(args.skip_bad)
+    files = inputs.find_files(args.input, notes)
+    ids = shards.token_files([file for _, file in files])
+    names_ids = args.input.is_dir() or args.input.suffix in (".bin", ".pkl")
+    if names_ids and not any(map(shards.is_shard, ids)):
+        check_not_nanogpt(args.input if args.input.is_dir() else args.input.parent)
+    if ids:
+        for file in [file for _, file in files if file not in ids]:
+            notes.leave_out("no token ids", str(file))
+        notes.print()
         if args.tokenizer != "gpt2":
             raise ValueError(f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2")
         splits = shards.split(ids, args.val_fraction, tokenizer["vocab_size"])
@@ -74,12 +98,15 @@ def main(argv=None):
         return
 
     # Every document is read twice: bad input is found here, before anything is written.
-    scores, size, alphabet, skipped = [], 0, set(), []
-    for name, document in documents(args.input, args.text_key, skipped):
+    scores, size, alphabet, notes = [], 0, set(), inputs.Notes(args.skip_bad)
+    reader = Tokenizer(tokenizer or Tokenizer.meta_for("bytes"))  # chars has no special tokens either
+    for name, document in documents(args.input, args.text_key, notes):
         scores.append(script.score(name))
         size += len(document)
         alphabet.update("" if tokenizer else document)
-    script.note_left_out("no UTF-8 text", skipped)
+        for remark in reader.remarks(document):
+            notes.add(remark, name)
+    notes.print()
     if not scores:
         raise ValueError(f"--input={args.input} holds no text")
 
@@ -90,11 +117,12 @@ def main(argv=None):
         held_out = inputs.hold_out(scores, args.val_fraction)
 
         def split(of_val):
-            pairs = zip(documents(args.input, args.text_key, []), held_out, strict=True)
+            again = documents(args.input, args.text_key, inputs.Notes(args.skip_bad))
+            pairs = zip(again, held_out, strict=True)
             return (document for (_, document), is_val in pairs if is_val == of_val)
 
         train, val = split(False), split(True)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
     tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
-    workers = own_cores() if size > 2 * text.JOB_CHARS else 1  # starting processes takes a second
+    workers = max(2, own_cores()) if size > 2 * text.JOB_CHARS else 1  # starting processes takes a second
     text.build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)

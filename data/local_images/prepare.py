@@ -2,8 +2,8 @@
 
 Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or FOLDER/CLASS/...: then
 about --val_share of the images, chosen by a hash of their names, are held out for validation, but of no class all.
-Classes are numbered in the order of their names. Folders are read recursively, without links, hidden files and files
-that are no PNG or JPEG.
+Classes are numbered in the order of their names. Folders are read recursively, also through links, without hidden files
+and files that are no PNG or JPEG; what is left out is named and counted.
 
 The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray (1) when they are
 read. With --image_size=N all of them must be N × N, and of that mode.
@@ -25,39 +25,41 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", 
 VAL_SHARE = 0.1
 
 
-def find_images(folder: Path) -> tuple:
+def find_images(folder: Path, notes: inputs.Notes) -> tuple:
     """Names of the classes, and [(name, file, label)] of the images in the folders in `folder`, sorted.
 
     ValueError where there is none, or where one lies in no class."""
-    found, skipped = {}, []
-    for name, file in inputs.visible_files(folder):
+    found = {}
+    for name, file in inputs.find_files(folder, notes):
         if file.suffix.lower() not in SUFFIXES:
-            skipped.append(name)
+            notes.leave_out("no PNG or JPEG", str(file))
         elif "/" not in name:
             raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
         else:
             found.setdefault(name.split("/")[0], []).append((name, file))
-    script.note_left_out("no PNG or JPEG", skipped)
     if not found:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
-    folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    script.note_left_out("without images, or links", sorted(folders - found.keys()))
+    noted = {name for names in notes.names.values() for name in names}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name not in found and str(path) not in noted:
+            notes.leave_out("without images", str(path))
     classes = sorted(found)
     return classes, [(*image, label) for label, name in enumerate(classes) for image in found[name]]
 
 
-def find_splits(folder: Path, val_share: float | None) -> tuple:
+def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> tuple:
     """Names of the classes, and {split: [(name, file, label)]}."""
     given = [folder / "train", folder / "val"]
     if all(part.is_dir() for part in given):
         if val_share is not None:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
-        others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given)
-        script.note_left_out("neither train nor val", others)
-        (classes, train), (val_classes, val) = map(find_images, given)
+        for path in sorted(folder.iterdir()):
+            if path not in given:
+                notes.leave_out("neither train nor val", str(path))
+        (classes, train), (val_classes, val) = (find_images(part, notes) for part in given)
         images.check_classes(classes, val_classes)
         return classes, {"train": train, "val": val}
-    classes, found = find_images(folder)
+    classes, found = find_images(folder, notes)
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         hint = "call two of them train and val, or name as --folder the one whose folders are the classes"
@@ -82,13 +84,17 @@ def main(argv=None):
     parser.add_argument("--image_size", type=int, help="width and height of all images (default: they may differ)")
     parser.add_argument("--channels", type=int, choices=(1, 3), default=3, help="1: gray, 3: colour (the default)")
     parser.add_argument("--licence", default="not stated", help="of the images, for meta.json")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out images that cannot be used, and count them")
     args = parser.parse_args(argv)
     out = inputs.output_folder(args, "folder")
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
-    classes, splits = find_splits(args.folder, args.val_share)
+    notes = inputs.Notes(args.skip_bad)
+    classes, splits = find_splits(args.folder, args.val_share, notes)
+    notes.print()
     totals = [*map(len, splits.values())]
-    source = f"{args.folder.resolve().name} ({sum(totals):,} images)"
-    about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
+    about = dict(dataset=args.name, source=args.folder.resolve().name)
+    about |= dict(licence=args.licence, image_size=args.image_size)
     encoded = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
-    images.build(out, about | dict(channels=args.channels, classes=classes), encoded, totals)
+    images.build(out, about | dict(channels=args.channels, classes=classes), encoded, totals, notes=notes)
+    notes.print()

@@ -9,7 +9,11 @@ the task. A third are conversations of two turns, whose second answer is in the 
 
 import json
 import random
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt.prepare import script
 
 RECORDS = 6000
 TASKS = {
@@ -34,11 +38,8 @@ def make_record(draw: random.Random) -> dict:
     return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]}
 
 
+@script.command
 def main() -> None:
     draw, path = random.Random(0), Path(__file__).with_name("example.jsonl")
     path.write_text("".join(json.dumps(make_record(draw)) + "\n" for _ in range(RECORDS)), encoding="utf-8")
     print(f"{RECORDS:,} conversations in {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,8 @@
 r"""Your own examples for fine-tuning → data/NAME: prompts and responses, or whole conversations.
 
---input is a .jsonl file (a record a line), a .json file (one array of records), a .parquet file (a record a row), or a
-folder, which is read recursively, without hidden and other files. A record has one of these forms, known by its keys:
+--input is a .jsonl or .ndjson file (a record a line), a .json file (one array of records), a .parquet file (a record a
+row), or a folder, which is read recursively, also through links, without hidden and other files; what is left out is
+named and counted. A record has one of these forms, known by its keys:
 
     {"prompt": "…", "response": "…"}                     other names: --prompt_key, --response_key
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
@@ -9,9 +10,10 @@ folder, which is read recursively, without hidden and other files. A record has 
     {"instruction": "…", "input": "…", "output": "…"}    the prompt is the instruction and, where "input" is there and
                                                          not empty, a blank line and the input
 
-Other keys are ignored. Messages may begin with one of role (or from) "system"; an empty one is left out. Then user and
-assistant alternate, and the assistant has the last word. No text may be blank. What does not fit is refused with its
-file, line and beginning, and nothing is written.
+Messages may begin with one of role (or from) "system"; an empty one is left out. A text under the key "system" of the
+record is the same. Further keys are not read, and counted. Then user and assistant alternate, and the assistant has the
+last word. No text may be blank. What does not fit is refused with its file, line and beginning, and nothing is written;
+with --skip_bad such records are left out, named and counted.
 
 An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of text, … The loss counts
 the assistant's messages and the end of text after each, nothing else. Begin is the tokenizer's own start of a text
@@ -66,9 +68,8 @@ def main(argv=None):
         train, val = args.input.resolve(), args.val_input.resolve()
         if val.is_relative_to(train) or train.is_relative_to(val):
             raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
-    keys, skipped = (args.prompt_key, args.response_key), []
-    found, held_out = (path and conversations(path, *keys, skipped) for path in (args.input, args.val_input))
+    keys, notes = (args.prompt_key, args.response_key), inputs.Notes(args.skip_bad)
+    found, held_out = (path and conversations(path, *keys, notes) for path in (args.input, args.val_input))
     command = f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}"
     about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
-    prepare_examples.build_examples(out, args.input.resolve().name, args, found, held_out, **about)
-    script.note_left_out("of other kinds", skipped)
+    prepare_examples.build_examples(out, args.input.resolve().name, args, notes, found, held_out, **about)

@@ -10,8 +10,9 @@ import torch
 from interop.conversations import template as templates
 from interop.conversations.template import Template, encode_conversation
 from model import GPT
+from nanodnt.data.inputs import decode_text
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.generate import KVCache, generate
+from nanodnt.generate import KVCache, find_unused, generate
 from nanodnt.weights import Trained
 
 
@@ -38,6 +39,7 @@ class Chat:
         self.max_new_tokens, self.how = max_new_tokens, how
         self.system = [{"role": "system", "content": system}] if system else []
         self.turns, self.cache, self.notes = [], None, []
+        self.how["unused"] = find_unused(model, tokenizer)
         shortest = len(self._encode("a", first=True)) if system else 0  # ValueError where it cannot be encoded
         if shortest >= model.config.block_size:
             raise ValueError(f"the system message leaves no room in block_size={model.config.block_size}: shorten it")
@@ -56,6 +58,7 @@ class Chat:
         prompt = self._encode(text, first=False) if self.turns else first
         if self.turns and self.turns[-1].answer[-1:] != [self.tokenizer.eot]:  # it was cut short
             self.turns[-1].answer.append(self.tokenizer.eot)
+        self.notes += [f"note: the prompt: {remark}" for remark in self.tokenizer.remarks(text)]
         self.turns.append(Turn(text, prompt))
 
     def answer(self):
@@ -155,7 +158,4 @@ def user_lines():
             except EOFError:
                 return print()
     for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise ValueError(f"line {number} of standard input is not UTF-8 text") from None
+        yield decode_text(line, f"line {number} of standard input").removesuffix("\n")

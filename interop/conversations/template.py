@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from nanodnt.data.examples import ANSWER, BEGIN
+from nanodnt.data.inputs import Notes
 from nanodnt.data.meta import check_template
 
 AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
@@ -107,13 +108,19 @@ def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
     return ids, marks
 
 
-def encode_all(found, tokenizer, template: Template):
-    """Yield (name, place, (ids, marks)) of each of the conversations `found`, (name, place, messages)."""
+def encode_all(found, tokenizer, template: Template, notes: Notes):
+    """Yield (name, place, (ids, marks)) of each of the conversations `found`, (name, place, messages).
+
+    One that cannot be encoded is for `notes.leave_out_bad`. `notes` gets the tokenizer's remarks, too."""
     for name, where, messages in found:
         try:
-            yield name, where, encode_conversation(tokenizer, template, messages)
+            pair = encode_conversation(tokenizer, template, messages)
         except ValueError as e:
-            raise ValueError(f"{where}: {e}") from None
+            notes.leave_out_bad(ValueError(f"{where}: {e}"))
+            continue
+        for remark in {remark for message in messages for remark in tokenizer.remarks(message["content"])}:
+            notes.add(remark, where)
+        yield name, where, pair
 
 
 def _encode_pieces(tokenizer, pieces, named):

@@ -29,6 +29,7 @@ from interop.evaluation.scoring import Example, predict
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from interop.huggingface.modeling_nanodnt import NanoDNTConfig, NanoDNTForCausalLM
 from interop.huggingface.tokenizer_files import tokenizer_files
+from nanodnt.generate import find_unused
 from nanodnt.weights import Trained
 
 
@@ -153,6 +154,8 @@ class HarnessModel(HFLM):
             model = NanoDNTForCausalLM(NanoDNTConfig(network=asdict(trained.model.config)))
         model.network = trained.model  # the same, not a copy
         model.generation_config.eos_token_id = trained.tokenizer.eot
+        self.unused = find_unused(trained.model, trained.tokenizer)
+        model.generation_config.suppress_tokens = None if self.unused is None else self.unused.tolist()
         with tempfile.TemporaryDirectory() as folder:  # the tokenizer as an export has it
             for name, text in tokenizer_files(trained.meta, trained.model.config.block_size).items():
                 (Path(folder) / name).write_text(text, encoding="utf-8")
@@ -182,7 +185,7 @@ class HarnessModel(HFLM):
             places = [np.arange(len(inputs) - len(part), len(inputs)) for part in targets]
             examples.append(Example(inputs, np.concatenate(places), np.concatenate(targets)))
         answers = [None] * len(requests)
-        found = predict(self.model.network, examples, self.batch_size, self.env)
+        found = predict(self.model.network, examples, self.batch_size, self.env, self.unused)
         for numbers, (nats, hits) in zip(groups.values(), found, strict=True):
             for number in numbers:
                 n = len(requests[number][2])

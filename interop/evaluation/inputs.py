@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from interop.conversations.records import SUFFIXES, conversations
+from interop.conversations.records import conversations
 from interop.conversations.template import TEMPLATES, encode_all, named_template, template_of
 from interop.evaluation.scoring import Example, Source
 from interop.evaluation.settings import EvaluateConfig
 from nanodnt.data import folder_of, load_meta, sha256
 from nanodnt.data.examples import ANSWER, PreparedExamples
-from nanodnt.data.inputs import visible_files
+from nanodnt.data.inputs import RECORDS, Notes, find_files, read_document
 from nanodnt.data.tokenizer import same_tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.tasks import task_of_data
@@ -27,27 +27,24 @@ def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:
     return open_answers(config, trained, env) if "answers" in names else []
 
 
-def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) -> Source:
-    """The text file, or the prepared dataset, `name`. `verify`: check a dataset's checksums."""
+def open_text(name: str, overlap: int, trained: Trained, main: bool = True) -> Source:
+    """The text file, or the prepared dataset, `name`. `main`: check a dataset's checksums, and print notes."""
     block_size = trained.model.config.block_size
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
     if not Path(name).is_file() and folder_of(name).is_dir():
         if overlap:
             raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
-        examples, meta = read_dataset(name, "text", trained, verify)
+        examples, meta = read_dataset(name, "text", trained, main)
         # the windows follow each other, so their targets are one stretch of the file
         n_bytes = trained.tokenizer.count_bytes(np.concatenate([example.targets for example in examples]))
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
         settings |= {"doc_mask": True} if trained.doc_mask else {}
         return Source(f"text {name}", examples, settings, n_bytes)
     try:
-        raw = Path(name).read_bytes()
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"input {name} is not UTF-8 text (byte {e.start} is not)") from None
-    except OSError as e:
-        raise ValueError(f"cannot read input {name} ({e.strerror}): name a text file or a prepared dataset") from None
+        text = read_document(Path(name))
+    except ValueError as e:
+        raise ValueError(f"input {e}") from None
     if not text:
         raise ValueError(f"input {name} is empty: nothing to score")
     try:
@@ -56,10 +53,15 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
         why = "this model's alphabet has neither end of text nor newline to stand before a text"
         raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
+    if main:
+        notes = Notes()
+        for remark in trained.tokenizer.remarks(text):
+            notes.add(remark, name)
+        notes.print()
     if len(ids) == 1:
         raise ValueError(f"input {name} has no tokens in the tokenizer of {trained.source}: nothing to score")
     settings = dict(overlap=overlap, sha256=sha256(name))
-    return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(raw))
+    return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(text.encode()))
 
 
 def windows(ids: np.ndarray, block_size: int, overlap: int) -> list:
@@ -98,15 +100,21 @@ def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
     return examples, meta
 
 
-def list_inputs(text: str) -> list:
+def list_inputs(text: str, notes: Notes) -> list:
     """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
-    folder, its files of records. ValueError for a name of nothing."""
+    folder, its files of records; `notes` gets what else is there. ValueError for a name of nothing."""
     names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
-    found, records = [], ", ".join(SUFFIXES)
+    found, records = [], ", ".join(RECORDS)
     for name in filter(None, names):
-        files = [name] if Path(name).is_file() or folder_of(name).is_dir() else []
+        files = []
         if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
-            files = [str(file) for _, file in visible_files(Path(name)) if file.suffix.lower() in SUFFIXES]
+            for _, file in find_files(Path(name), notes):
+                if file.suffix.lower() in RECORDS:
+                    files.append(str(file))
+                else:
+                    notes.leave_out("of other kinds", str(file))
+        elif Path(name).is_file() or folder_of(name).is_dir():
+            files.append(name)
         if not files:
             raise ValueError(f"input {name} is no dataset of examples, no {records} file, and no folder with one")
         found += files
@@ -123,10 +131,10 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
     if trained.tokenizer.eot is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
         raise ValueError(f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text")
-    known, found = template_of(trained.meta), []
-    for name in list_inputs(config.input):
+    known, found, notes = template_of(trained.meta), [], Notes()
+    for name in list_inputs(config.input, notes):
         if Path(name).is_file():
-            examples, template, digest = read_file(name, config, trained)
+            examples, template, digest = read_file(name, config, trained, notes)
         else:
             for flag in ("template", "prompt_key", "response_key"):
                 if getattr(config, flag) != getattr(EvaluateConfig, flag):
@@ -138,17 +146,19 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
         found.append(Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot))
         if known and template != known:
             env.print(f"note: {trained.source} was trained with another template than that of {name}")
+    if env.is_main:
+        notes.print()
     return found
 
 
-def read_file(name: str, config: EvaluateConfig, trained: Trained) -> tuple:
-    """(examples, their template, sha256) of a file of records."""
+def read_file(name: str, config: EvaluateConfig, trained: Trained, notes: Notes) -> tuple:
+    """(examples, their template, sha256) of a file of records; `notes` gets what is not read of them."""
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
         why = f"{trained.source} was trained without a template, which {name} needs"
         raise ValueError(f"{why}: name one, --template={', '.join(TEMPLATES)}")
-    found, examples = conversations(Path(name), config.prompt_key, config.response_key), []
-    for *_, pair in encode_all(found, trained.tokenizer, template):
+    found, examples = conversations(Path(name), config.prompt_key, config.response_key, notes), []
+    for *_, pair in encode_all(found, trained.tokenizer, template, notes):
         ids, marks = map(np.array, pair)
         places = np.flatnonzero(marks[1:] == ANSWER)
         examples.append(Example(ids[:-1], places, ids[1:][places]))

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from nanodnt.generate import sample_token
+
 MAX_LOGITS = 1 << 26  # that are in memory at a time: 256 MiB
 
 
@@ -43,9 +45,10 @@ class Source(NamedTuple):
 
 
 @torch.no_grad()
-def predict(model, examples: list, batch_size: int, env) -> list:
+def predict(model, examples: list, batch_size: int, env, unused=None) -> list:
     """[(nats, hits)] of each example, arrays (n,): −log of the probability of each target, and whether no token is more
-    likely. A forward pass has at most batch_size · block_size inputs, or one example."""
+    likely. Ids that are no token, `unused` of `find_unused`, do not count there: they are never drawn. A forward pass
+    has at most batch_size · block_size inputs, or one example."""
     found, left = [None] * len(examples), sorted(range(len(examples)), key=lambda i: -len(examples[i].inputs))
     bar = tqdm(total=len(examples), desc="scoring", unit=" texts", disable=True if env.rank else None)
     while left:  # some of about the same length; the longest come first: where memory ends, it ends at once
@@ -63,7 +66,8 @@ def predict(model, examples: list, batch_size: int, env) -> list:
         at_a_time, parts = max(1, MAX_LOGITS // model.config.padded_vocab_size), []
         for part, target in zip(x.split(at_a_time), targets.split(at_a_time), strict=True):
             logits = model.logits(part[None])[0]
-            parts.append((F.cross_entropy(logits, target, reduction="none"), logits.argmax(-1) == target))
+            nats = F.cross_entropy(logits, target, reduction="none")
+            parts.append((nats, sample_token(logits, temperature=0, unused=unused)[:, 0] == target))
         ends = np.cumsum([len(example.targets) for example in batch])[:-1]
         nats, hits = (np.split(torch.cat(values).cpu().numpy(), ends) for values in zip(*parts, strict=True))
         for i, *both in zip(rows, nats, hits, strict=True):
@@ -73,11 +77,13 @@ def predict(model, examples: list, batch_size: int, env) -> list:
     return found
 
 
-def score(model, source: Source, batch_size: int, env) -> dict:
-    """What evaluation.json holds of a source; the work is split over the processes. All ranks must call it."""
+def score(model, source: Source, batch_size: int, env, unused=None) -> dict:
+    """What evaluation.json holds of a source; the work is split over the processes. All ranks must call it.
+
+    unused      ids that are no token, as `find_unused` returns them"""
     mine, total, right = source.examples[env.rank :: env.world_size], 0.0, 0
     limit = source.settings.get("max_answer_tokens") or math.inf
-    for example, (nats, hits) in zip(mine, predict(model, mine, batch_size, env), strict=True):
+    for example, (nats, hits) in zip(mine, predict(model, mine, batch_size, env, unused), strict=True):
         total += nats.sum(dtype=np.float64)
         right += sum(len(part) <= limit and part.all() for part in source.answers(hits, example))
     dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64

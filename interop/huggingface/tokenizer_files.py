@@ -10,9 +10,8 @@ from pathlib import Path
 
 from interop.conversations.template import Template, template_of
 from interop.huggingface.hub import fetch, is_pretrained
-from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_ranks, hash_json, json_meta, parse_json
+from nanodnt.data.tokenizer import END_OF_TEXT, EOT, Tokenizer, bpe_ranks, hash_json, json_meta, parse_json
 
-EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
 # What is kept of a tokenizer_config.json that was read. Not its class: some classes of `transformers` change what

@@ -5,19 +5,17 @@ import math
 import sys
 
 from nanodnt.data.meta import load_meta
+from nanodnt.prepare.script import run
 
 
 def main(argv: list) -> None:
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
-    try:
-        meta = load_meta(argv[0], max_hashed_bytes=math.inf)
-    except (ValueError, OSError) as e:
-        sys.exit(f"error: {e}")
+    meta = load_meta(argv[0], max_hashed_bytes=math.inf)
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(lambda: main(sys.argv[1:]))

@@ -1,12 +1,82 @@
-"""What a user names to prepare a dataset from: files, their records, a place to write to."""
+"""What a user names, to prepare a dataset from or to read: files, their texts and records, a place to write to."""
 
+import heapq
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from nanodnt.files import DATA
+
+LINES = (".jsonl", ".ndjson")  # an object a line
+RECORDS = (*LINES, ".json", ".parquet")
+# Files that are not read as text, by their suffix: (what they are, what to do).
+OTHER_SUFFIXES = {
+    ".bin": ("binary", "only token ids in the form of llm.c are read, see data/local/prepare.py --help"),
+    ".csv": ("a table", "write a .jsonl file, or name it .txt to read all of it as text"),
+    ".tsv": ("a table", "write a .jsonl file, or name it .txt to read all of it as text"),
+    ".ipynb": ("a notebook", "convert it (jupyter nbconvert --to script)"),
+    ".pkl": ("a pickle, which could run code", "write its texts into a .jsonl file"),
+    ".pickle": ("a pickle, which could run code", "write its texts into a .jsonl file"),
+}
+# How files begin that are not text.
+OTHER_KINDS = {
+    b"\x1f\x8b": ("compressed by gzip", "unpack it first"),
+    b"BZh91AY&SY": ("compressed by bzip2", "unpack it first"),
+    b"\xfd7zXZ": ("compressed by xz", "unpack it first"),
+    b"(\xb5/\xfd": ("compressed by zstd", "unpack it first"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it first"),
+    b"PK\x03\x04": ("a zip archive, or a document in one", "unpack it, or save it as plain text"),
+    b"%PDF-": ("a PDF document", "convert it to text first (pdftotext)"),
+    b"{\\rtf": ("an RTF document", "save it as plain text"),
+    b"\x89PNG": ("an image", "only text is read here"),
+    b"\xff\xd8\xff": ("an image", "only text is read here"),
+    b"GIF87a": ("an image", "only text is read here"),
+    b"GIF89a": ("an image", "only text is read here"),
+    b"PAR1": ("a parquet file", "give it the suffix .parquet"),
+    b"\xff\xfe": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
+    b"\xfe\xff": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
+}
+
+
+class Notes:
+    """What a user should know of how the input is read: names of files or records, by what is to be said of them."""
+
+    def __init__(self, skip_bad: bool = False):
+        self.skip_bad = skip_bad  # whether a record that cannot be used is left out, or is an error
+        self.names = {}
+
+    def add(self, what: str, name: str) -> None:
+        """Note `what` of the file or record `name`."""
+        self.names.setdefault(what, []).append(name)
+
+    def leave_out(self, why: str, name: str) -> None:
+        """Note that `name` is not read."""
+        self.add(f"{why}, so left out", name)
+
+    def leave_out_bad(self, error: ValueError) -> None:
+        """Note that the record that `error` names is left out. Without `skip_bad`, raise the error."""
+        if not self.skip_bad:
+            raise error
+        self.leave_out("bad records", str(error))
+
+    def print(self) -> None:
+        """Print a line for each thing to say, with the first names and their number, and forget them."""
+        for what, names in self.names.items():
+            more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
+            print(f"note: {what}: {', '.join(names[:5])}{more}", file=sys.stderr)
+        self.names = {}
+
+
+class NotText(ValueError):
+    """A file that is no text. `why` is the reason without the file's name."""
+
+    def __init__(self, where, why: str, advice: str):
+        super().__init__(f"{where} is {why}: {advice}")
+        self.why = why
 
 
 def output_folder(args, *flags: str) -> Path:
@@ -30,51 +100,124 @@ def output_folder(args, *flags: str) -> Path:
     return out
 
 
-def visible_files(path: Path):
-    """Yield (name, file) of `path`, or of the files below it in the order of their names, without hidden ones."""
-    files = {f.relative_to(path).as_posix(): f for f in path.rglob("*")} if path.is_dir() else {path.name: path}
-    for name, file in sorted(files.items()):
-        if file.is_file() and not (path.is_dir() and re.search(r"(^|/)\.", name)):
-            yield name, file
+def find_files(path: Path, notes: Notes) -> list:
+    """[(name, file)] of `path`, or of the files below it, in the order of their names.
 
-
-def records(file: Path, key: str | None = None):
-    """Yield (number from 1, record) of a file: the lines of a .jsonl but blank ones, the elements of the array in a
-    .json, or the rows of a .parquet (only the column `key` if there is one). ValueError if it cannot be read."""
-    kind = file.suffix.lower()
-    try:
-        if kind == ".jsonl":
-            with open(file, encoding="utf-8-sig") as f:  # -sig: without a byte order mark
-                for number, line in enumerate(f, 1):
-                    if line.strip():
-                        yield number, _parse(line, f"{file}, line {number}", "one object a line is needed")
-        elif kind == ".json":
-            found = _parse(file.read_text(encoding="utf-8-sig"), file, "one array is needed")
-            if not isinstance(found, list):
-                hint = "write [ … ], or one object a line into a .jsonl file"
-                raise ValueError(f"{file} holds no array of records: {hint}")
-            yield from enumerate(found, 1)
+    Links are followed. Left out, and noted, is what is hidden or cannot be read, and what would be read twice: a link
+    to a file or folder below `path`, or to a folder that holds `path`."""
+    if not path.is_dir():
+        return [(path.name, path)]
+    top, found, seen = path.resolve(), {}, set()
+    waiting, links = [(path, str(top))], []  # links are followed last, so files keep their own names
+    while waiting or links:
+        place, real = waiting.pop() if waiting else heapq.heappop(links)
+        above = place != path and top.is_relative_to(real)
+        if place != path and place.name.startswith("."):
+            notes.leave_out("hidden", str(place))
+        elif above or real in seen:
+            notes.leave_out("links to what is read already", str(place))
+        elif os.path.isdir(place):
+            seen.add(real)
+            try:
+                entries = sorted(place.iterdir(), reverse=True)
+            except OSError as e:
+                notes.leave_out(f"cannot be read ({e.strerror})", str(place))
+                continue
+            for entry in entries:
+                if os.path.islink(entry):
+                    heapq.heappush(links, (entry, os.path.realpath(entry)))
+                else:
+                    waiting.append((entry, os.path.join(real, entry.name)))
+        elif os.path.isfile(place):
+            seen.add(real)
+            found[place.relative_to(path).as_posix()] = place
         else:
-            yield from enumerate(_read_rows(file, key), 1)
+            notes.leave_out("neither file nor folder", str(place))
+    return sorted(found.items())
+
+
+# ------------------------------------------------------------------------------------------------------------- texts
+
+
+def read_text(file: Path) -> str:
+    """The text of a file, as `decode_text` gives it. ValueError, one line, where it cannot be read."""
+    try:
+        raw = file.read_bytes()
+    except OSError as e:
+        raise NotText(file, f"not readable ({e.strerror})", "name a text file") from None
+    return decode_text(raw, file)
+
+
+def read_document(file: Path) -> str:
+    """`read_text` of a file that is one text by its name too: no records, no table."""
+    kind = file.suffix.lower()
+    if kind in RECORDS:
+        advice = "prepare it (data/local/prepare.py), and name the dataset"
+        raise NotText(file, "a file of records, not one text", advice)
+    if kind in OTHER_SUFFIXES:
+        raise NotText(file, *OTHER_SUFFIXES[kind])
+    return read_text(file)
+
+
+def decode_text(raw: bytes, where) -> str:
+    r"""Text in UTF-8 without a byte order mark, with every end of a line (\r\n, \r) as \n. `where`: for messages.
+
+    ValueError, one line, where it is no such text: of another encoding, binary, compressed."""
+    for start, (kind, advice) in OTHER_KINDS.items():
+        if raw.startswith(start):
+            raise NotText(where, kind, advice)
+    if (place := raw.find(b"\0")) >= 0:
+        raise NotText(where, "binary, no text", f"byte {place} is 0")
+    try:
+        text = raw.decode("utf-8-sig")  # -sig: without a byte order mark
     except UnicodeDecodeError as e:
-        raise not_utf8(file, e) from None
+        raise NotText(where, "not UTF-8 text", f"byte {e.start} is not; convert it first") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+def records(file: Path, notes: Notes, key: str | None = None):
+    """Yield (number from 1, record) of a file: the lines of a .jsonl or .ndjson but blank ones, the elements of the
+    array in a .json, or the rows of a .parquet (only the column `key` if there is one).
+
+    ValueError if the file cannot be read. A line that cannot is for `notes.leave_out_bad`."""
+    kind = file.suffix.lower()
+    if kind in LINES:
+        with open(file, "rb") as f:
+            for number, line in enumerate(f, 1):
+                where = place(file, number)
+                try:
+                    text = decode_text(line, where).strip()
+                    found = text and _parse(text, where, "one object a line is needed")
+                except ValueError as e:
+                    notes.leave_out_bad(e)
+                    continue
+                if text:
+                    yield number, found
+    elif kind == ".json":
+        hint = "one array is needed; name it .jsonl if it has an object a line"
+        found = _parse(read_text(file), file, hint)
+        if not isinstance(found, list):
+            hint = "write [ … ], or one object a line into a .jsonl file"
+            raise NotText(file, "no array of records", hint)
+        yield from enumerate(found, 1)
+    else:
+        yield from enumerate(_read_rows(file, key), 1)
 
 
 def place(file: Path, number: int) -> str:
     """Where the record `number` of a file is, for a message."""
-    return f"{file}, {'line' if file.suffix.lower() == '.jsonl' else 'record'} {number}"
-
-
-def not_utf8(file: Path, error: UnicodeDecodeError) -> ValueError:
-    """The error for a file that is not UTF-8."""
-    return ValueError(f"{file} is not UTF-8 text (byte {error.start}): convert it first")
+    unit = "line" if file.suffix.lower() in LINES else "record"
+    return f"{file}, {unit} {number}"
 
 
 def _parse(text, where, needed):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"{where} is not JSON ({e}): {needed}") from None
+        raise NotText(where, f"not JSON ({e})", needed) from None
 
 
 def _read_rows(file, key):

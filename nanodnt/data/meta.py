@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shlex
 from pathlib import Path
 
 from nanodnt.files import DATA
@@ -21,6 +23,27 @@ def _advise(name):
     return f"run `python data/{name}/prepare.py`" if (DATA / name / "prepare.py").exists() else "prepare it again"
 
 
+def check_not_nanogpt(folder: Path) -> None:
+    """ValueError, which says what to do, where `folder` holds a dataset of nanoGPT: train.bin, val.bin and, unless they
+    are of GPT-2's tokens, meta.pkl. A pickle could run code, so it is never opened."""
+    pickled = (folder / "meta.pkl").is_file()
+    binary = all((folder / f"{split}.bin").is_file() for split in ("train", "val"))
+    if (folder / "meta.json").exists() or (folder / "parts").exists() or not (pickled or binary):
+        return
+    name, text = folder.resolve().name, folder / "input.txt"
+    if folder.resolve().parent == DATA and (folder / "prepare.py").is_file():
+        advice = _advise(name)
+    else:
+        if (DATA / name).exists() or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+            name = "from_nanogpt"
+        tokenizer = "chars" if pickled else "gpt2"
+        source = shlex.quote(str(text)) if text.is_file() else "TEXT"
+        command = f"python data/local/prepare.py --input={source} --tokenizer={tokenizer} --name={name}"
+        advice = f"run `{command}`, where {source} is the text that they were made of"
+    what = f"{folder} is not prepared (no meta.json): it has token ids in nanoGPT's form, which are not read"
+    raise ValueError(f"dataset {what}: {advice}")
+
+
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
@@ -29,6 +52,8 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     folder, advice = folder_of(name), _advise(name)
     path = folder / "meta.json"
     if not path.is_file():
+        check_not_nanogpt(folder)
+        check_not_nanogpt(Path(name))
         ready = sorted(p.parent.name for p in DATA.glob("*/meta.json"))
         raise ValueError(f"dataset {name!r} is not prepared (no {path}): {advice}; prepared: {ready}")
     try:

@@ -2,8 +2,13 @@
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
+import re
+import threading
+from concurrent.futures import Future
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,6 +16,9 @@ from nanodnt.files import DATA
 
 END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
 TOKENIZERS = (*END_OF_TEXT, "chars", "json")
+EOT = "<|endoftext|>"  # what end of text is called in texts and in exports
+PIECE = 1 << 20  # characters that a tokenizer gets at a time, about
+STRETCH = 5_000  # GPT-2's tokenizers need time like the square of a word's length, and fail at a million blanks
 GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)
 
 
@@ -27,16 +35,20 @@ class Tokenizer:
         check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
         self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
         self.start, self.bos, self.added = [], meta.get("bos", self.eot), {}
+        special = [EOT]
         if self.kind == "chars":
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
         elif self.kind == "json":
             self.json = parse_json(meta["json"])
             self.start = start_of(self.json)
-            self.added = {token.content: i for i, token in self.json.get_added_tokens_decoder().items()}
+            added = self.json.get_added_tokens_decoder()
+            self.added = {token.content: i for i, token in added.items()}
+            special = [token.content for token in added.values() if token.special and token.content.strip()]
             self.bos = self.start[-1] if self.start else self.eot if self.bos is None else self.bos
         elif self.kind != "bytes":
             self.bpe = load_bpe(self.kind)
+        self.special = re.compile("|".join(map(re.escape, special)) or r"(?!)")  # (?!) matches nothing
 
     @staticmethod
     def meta_for(kind: str, chars: list | None = None) -> dict:
@@ -55,15 +67,37 @@ class Tokenizer:
             return list(text.encode("utf-8"))
         if self.kind == "json":
             try:
-                return self.json.encode(text, add_special_tokens=False).ids
+                if len(text) < PIECE:
+                    return self.json.encode(text, add_special_tokens=False).ids
+                (found,) = call_interruptibly(self.json.encode_batch, [text], add_special_tokens=False)
+                return found.ids
             except Exception as e:  # the library raises plain Exception
                 raise ValueError(f"the tokenizer cannot encode this text ({e})") from None
         if self.kind != "chars":
-            return self.bpe.encode_ordinary(text)
+            parts = (part for piece, _ in pieces(text) for part in cut_stretches(piece))
+            return [i for part in parts for i in self.bpe.encode_ordinary(part)]
         unknown = sorted(c for c in set(text) if c not in self.ids)
         if unknown:
             raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
         return [self.ids[c] for c in text]
+
+    def remarks(self, text: str) -> list:
+        """What a user should know of how `encode` reads `text`: names of special tokens in it, words that are cut."""
+        found = [f"{name} is read as ordinary text, not as a token" for name in self.special_names(text)]
+        if self.kind in ("gpt2", "gpt2_4096") and any(len(cut_stretches(piece)) > 1 for piece, _ in pieces(text)):
+            found.append(f"more than {STRETCH:,} letters, digits, signs or blanks in a row, so cut for the tokenizer")
+        return found
+
+    def special_names(self, text: str) -> list:
+        """The names of special tokens that `text` holds, each once."""
+        return sorted(set(self.special.findall(text)))
+
+    def unused_ids(self, vocab_size: int) -> list:
+        """The ids below `vocab_size`, a model's, that are no token. A model must not be asked for them."""
+        used = range(self.vocab_size)
+        if self.kind == "json":
+            used = set(self.json.get_vocab(with_added_tokens=True).values())
+        return [i for i in range(vocab_size) if i not in used]
 
     def new_document(self) -> list:
         """The ids that a model has seen before a text: `start`, else `bos`, else (`chars`) a newline."""
@@ -129,6 +163,55 @@ def tokenizer_id(meta: dict) -> str:
     if meta["tokenizer"] == "chars":
         return hashlib.sha256("".join(meta["chars"]).encode("utf-8", "surrogatepass")).hexdigest()
     return GPT2_JSON if meta["tokenizer"] == "gpt2" else meta["tokenizer"]
+
+
+# -------------------------------------------------------------------------------------------------------- long texts
+
+# GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, and before a blank between letters
+# or digits, so cutting there changes no token.
+PIECE_END = re.compile(r"(?<=\S\n)(?=\S)|(?<=[^\W_])(?= [^\W_])")
+
+
+def pieces(text: str, size: int | None = None):
+    """Yield (piece, whether the text ends with it). GPT-2's tokenizers give the pieces of a text, each a little longer
+    than `size` (default: PIECE), the same tokens as the whole."""
+    start = 0
+    while cut := PIECE_END.search(text, start + (size or PIECE)):
+        yield text[start : cut.start()], False
+        start = cut.start()
+    yield text[start:], True
+
+
+@functools.cache
+def _one_kind():
+    import regex  # tiktoken needs it too
+
+    return regex.compile(r"[\s\x1c-\x1f]+|\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+")
+
+
+def cut_stretches(text: str) -> list:
+    """`text`, cut where STRETCH characters are of one kind: letters, digits, blanks or other signs. No word of GPT-2's
+    pre-tokenizer is then longer than about twice that. A text without such a stretch is one part."""
+    is_one_kind = _one_kind().fullmatch
+    cuts = {0, len(text)}
+    for start in range(0, len(text) - STRETCH + 1, STRETCH):
+        if is_one_kind(text, start, start + STRETCH):
+            cuts |= {start, start + STRETCH}
+    return [text[a:b] for a, b in pairwise(sorted(cuts))] or [text]
+
+
+def call_interruptibly(function, *args, **how):
+    """function(*args, **how), in a thread of its own: so Ctrl-C ends a long call of a library at once."""
+    answer = Future()
+
+    def call():
+        try:
+            answer.set_result(function(*args, **how))
+        except BaseException as e:
+            answer.set_exception(e)
+
+    threading.Thread(target=call, daemon=True).start()
+    return answer.result()
 
 
 # ------------------------------------------------------------------------------------------------- a tokenizer.json

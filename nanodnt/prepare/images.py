@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from layers.cores import own_cores
+from nanodnt.data.inputs import Notes
 from nanodnt.data.meta import MAX_CLASSES
 from nanodnt.prepare import hub, script
 
@@ -22,7 +23,7 @@ MEASURED = 10_000  # training images, at most, that give mean and standard devia
 AHEAD = 256  # images that may wait for their check: they take memory
 
 
-def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str | None = None) -> dict:
+def build(out_dir, about: dict, splits: dict, totals=(None, None), command=None, notes: Notes | None = None) -> dict:
     """Write images, offsets and labels of both splits, and meta.json, to `out_dir`. Returns the content of meta.json.
 
     about       of meta.json, in this order: dataset (its name), source, licence, image_size (width and height of all
@@ -31,6 +32,7 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str 
     splits      {"train": images, "val": images}, each an iterable of (where it is from, encoded bytes, label)
     totals      the number of images of each, for the progress bar
     command     to print at the end, with the --dataset; None: train.py with flags that fit
+    notes       gets the images that cannot be used; they are an error unless it skips them
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
     for an empty split; then an earlier dataset in `out_dir` is unchanged."""
@@ -45,7 +47,7 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str 
     with script.staging(out_dir) as parts:
         found = {}
         for (split, images), total in zip(splits.items(), totals, strict=True):
-            found[split] = _write_split(parts, split, images, total, len(classes), read)
+            found[split] = _write_split(parts, split, images, total, len(classes), read, notes or Notes())
         mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
@@ -57,22 +59,26 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str 
     return meta
 
 
-def _write_split(parts, split, images, total, classes, read):
+def _write_split(parts, split, images, total, classes, read, notes):
     """Write the three files of a split to `parts`, after threads have decoded each image; its entry in meta.json."""
 
     def check(where, raw, label):
+        error = None
         try:
             read(raw)
         except ValueError as e:
-            raise ValueError(f"{where} {e}: repair it or leave it out") from None
+            error = ValueError(f"{where} {e}: repair it or leave it out")
         if not 0 <= label < classes:
-            raise ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
-        return raw, label
+            error = ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
+        return raw, label, error
 
     offsets, labels, digest = [0], [], hashlib.sha256()
     bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
     with bar, ThreadPoolExecutor(own_cores()) as pool, open(parts / f"{split}.bin", "wb") as f:
-        for raw, label in script.in_order(pool, check, images, AHEAD):
+        for raw, label, error in script.in_order(pool, check, images, AHEAD):
+            if error:
+                notes.leave_out_bad(error)
+                continue
             f.write(raw)
             digest.update(raw)
             offsets.append(offsets[-1] + len(raw))

@@ -14,6 +14,7 @@ from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from configurator import discard_output, flush_output
 from layers.cores import own_cores
 from nanodnt.files import DATA, missing_package, write_file
 
@@ -45,30 +46,31 @@ def command(main):
 
 def run(main):
     """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    code = None
     try:
         main()
+    except SystemExit as e:  # of --help, or a mistake in the flags
+        code = e.code
     except KeyboardInterrupt:
-        sys.exit("stopped: run the same command again")
+        code = "stopped: run the same command again"
+    except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
+        code = discard_output()
     except BrokenProcessPool:
-        sys.exit("error: a worker was killed (out of memory?): run the same command again with fewer --workers")
+        code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
     except ImportError as e:
+        code = f"error: {missing_package((e.name or '').split('.')[0])}"
         if e.name == "interop":
-            sys.exit("error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here")
-        sys.exit(f"error: {missing_package((e.name or '').split('.')[0])}")
+            code = "error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here"
     except (ValueError, OSError) as e:
-        sys.exit(f"error: {e}")
+        code = f"error: {e}"
+    flushed = flush_output()
+    if code or flushed:
+        sys.exit(code or flushed)
 
 
 def score(name: str) -> float:
     """A pseudorandom number in [0, 1) that depends only on a name: small ones are held out for validation."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
-
-
-def note_left_out(why: str, names: list) -> None:
-    """Print the first of some names, and how many there are."""
-    if names:
-        some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
-        print(f"note: {why}, so left out: {some}", file=sys.stderr)
 
 
 def in_order(pool, function, jobs, ahead: int):

@@ -30,8 +30,13 @@ class Shard(NamedTuple):
 def token_files(files) -> list:
     """The .bin files among `files`, if all are, or if one of them begins as those of this form do; else none."""
     found = [file for file in files if file.suffix == ".bin"]
-    begins = [open(file, "rb").read(4) == np.array(MAGIC, "<i4").tobytes() for file in found]
-    return found if len(found) == len(files) or any(begins) else []
+    return found if len(found) == len(files) or any(map(is_shard, found)) else []
+
+
+def is_shard(file: Path) -> bool:
+    """Whether a file begins as those of this form do."""
+    with open(file, "rb") as f:
+        return f.read(4) == np.array(MAGIC, "<i4").tobytes()
 
 
 def whole(file: Path, vocab_size: int) -> Shard:

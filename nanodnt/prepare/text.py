@@ -5,22 +5,20 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
 from nanodnt.prepare.script import in_order, publish, staging
 from nanodnt.prepare.shards import Shard
 
-JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
-# GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
-PIECE_END = re.compile(r"(?<=\S\n)(?=\S)")
+JOB_CHARS = PIECE  # characters that a worker tokenises at a time; it gets longer documents in pieces
 
 
 def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=False, command="python train.py") -> dict:
@@ -70,12 +68,30 @@ def build_from_hub(args, name: str, source: str, train: list, val: list) -> None
     build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers, resume=True)
 
 
+class NoPool:
+    """In place of a pool of one process: it works at once, in this thread, which Ctrl-C can stop."""
+
+    def submit(self, function, *args) -> Future:
+        """A Future that is done."""
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
+@contextmanager
 def start_pool(workers: int):
-    """A pool of so many processes; with one, a thread of this process."""
+    """A pool of so many processes, or for one of them a NoPool. An error in the block stops what they are doing."""
     if workers == 1:
-        return ThreadPoolExecutor(1)
+        yield NoPool()
+        return
     # spawn: the same on every system, and safe with the threads of pyarrow
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def _start_worker():
@@ -106,7 +122,7 @@ def _jobs(texts, whole=False):
     """Yield documents in lists of [(text, whether a document ends here)]. `whole`: documents are never cut."""
     job, size = [], 0
     for text in texts:
-        for piece, ends in [(text, True)] if whole else _pieces(text):
+        for piece, ends in [(text, True)] if whole else pieces(text, JOB_CHARS):
             job.append((piece, ends))
             size += len(piece)
             if size >= JOB_CHARS:
@@ -114,14 +130,6 @@ def _jobs(texts, whole=False):
                 job, size = [], 0
     if job:
         yield job
-
-
-def _pieces(text):
-    start = 0
-    while cut := PIECE_END.search(text, start + JOB_CHARS):
-        yield text[start : cut.start()], False
-        start = cut.start()
-    yield text[start:], True
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,8 +8,9 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from configurator import discard_output, rank_tag
+from configurator import discard_output, flush_output, rank_tag
 from nanodnt.files import EXTRA, missing_package
+
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
@@ -22,9 +23,11 @@ def reports_errors(main):
     @wraps(main)
     def run() -> int:
         try:
-            return main() or 0
+            code = main() or 0
         except EXPECTED as e:
-            return report_error(e)
+            code = report_error(e)
+        flushed = flush_output()
+        return code or flushed
 
     return run
 

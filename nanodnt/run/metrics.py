@@ -103,6 +103,8 @@ def make_watchers(run) -> tuple:
         from nanodnt.generate import Watcher
 
         watcher = Watcher(run.model, run.dataset_meta, config.sample_start)
+        for remark in watcher.tokenizer.remarks(config.sample_start):
+            run.env.print(f"note: sample_start: {remark}")
     return tracker, watcher
 
 

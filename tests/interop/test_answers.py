@@ -14,6 +14,7 @@ from interop.evaluation.inputs import list_inputs, open_sources
 from interop.evaluation.results import compare_results, mean_entry
 from interop.evaluation.scoring import Example, Source, predict, score
 from interop.evaluation.settings import EvaluateConfig
+from nanodnt.data.inputs import Notes
 from nanodnt.generate import generate
 from nanodnt.run.environment import Env
 from nanodnt.weights import load_trained
@@ -242,13 +243,17 @@ def test_the_eight_test_sets_and_their_mean(runs, capsys):
 
 
 def test_what_input_names(runs, monkeypatch):
+    notes = Notes()
     odd = made.write_records(runs / "a, b.jsonl", [dict(prompt="a", response="A")])
-    assert list_inputs(str(odd)) == [str(odd)]  # a comma in a name
+    assert list_inputs(str(odd), notes) == [str(odd)]  # a comma in a name
     data, file = str(runs / "data"), str(runs / "chats.jsonl")
-    assert list_inputs(f"{file}, {data},{file}") == list_inputs(f"{file},{data}, {data}/") == [file, data]
+    assert list_inputs(f"{file}, {data},{file}", notes) == [file, data]
+    assert list_inputs(f"{file},{data}, {data}/", notes) == [file, data]
     made.write_records(runs / "deep" / "er" / "x.json", [], array=True)
-    assert list_inputs(f"{data},{runs / 'deep'}") == [data, str(runs / "deep" / "er" / "x.json")]
-    assert list_inputs("commonsense170k") == ["commonsense170k"]  # a folder of data/, prepared or not
+    (runs / "deep" / "notes.md").touch()
+    assert list_inputs(f"{data},{runs / 'deep'}", notes) == [data, str(runs / "deep" / "er" / "x.json")]
+    assert list_inputs("commonsense170k", notes) == ["commonsense170k"]  # a folder of data/, prepared or not
+    assert notes.names == {"of other kinds, so left out": [str(runs / "deep" / "notes.md")]}
 
 
 def test_a_mean_needs_all_of_them():
@@ -267,9 +272,9 @@ def test_a_mean_needs_all_of_them():
 
 BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no input": (dict(input=""), "the task answers needs --input=FILE, a dataset of examples, or records"),
-    "missing file": (dict(input="TMP/no.jsonl"), "input TMP/no.jsonl is no dataset of examples, no .jsonl, .json,"),
+    "missing file": (dict(input="TMP/no.jsonl"), "input TMP/no.jsonl is no dataset of examples, no .jsonl, .ndjson,"),
     "not prepared": (dict(input="sft"), "dataset 'sft' is not prepared (no "),
-    "empty folder": (dict(input="TMP/nothing"), "input TMP/nothing is no dataset of examples, no .jsonl, .json,"),
+    "empty folder": (dict(input="TMP/nothing"), "input TMP/nothing is no dataset of examples, no .jsonl, .ndjson,"),
     "empty file": (dict(input="TMP/empty.jsonl"), "input TMP/empty.jsonl is empty"),
     "no template": (dict(out_dir="TMP/base"), "TMP/base/best.pt was trained without a template, which"),
     "unknown template": (dict(template="chatty"), "template 'chatty' is none of chat, alpaca"),

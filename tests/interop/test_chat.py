@@ -329,13 +329,31 @@ def typed(monkeypatch, *lines):
     return prompts
 
 
+def test_ids_that_are_no_token_are_never_drawn():
+    """In a model of 300 ids, whose last ones are by far the most likely."""
+    model = build(dict(vocab_size=300, block_size=128))
+    with torch.no_grad():
+        model.wte.weight[257:300] *= 100  # the head is the same matrix
+    chat = Chat(model, BYTES, QUESTION, max_new_tokens=30, temperature=1.0, generator=torch.Generator())
+    say(chat, "abc")
+    assert len(chat.turns[0].answer) >= 1 and max(chat.turns[0].answer) < 257
+
+
+def test_what_a_prompt_names_is_said():
+    chat = Chat(bytes_model(), BYTES, QUESTION, max_new_tokens=1)
+    chat.ask("a<|endoftext|>b")
+    assert chat.notes == ["note: the prompt: <|endoftext|> is read as ordinary text, not as a token"]
+
+
 def test_lines_from_a_pipe(monkeypatch):
+    piped(monkeypatch, b"\xef\xbb\xbfa\r\nb")
+    assert list(user_lines()) == ["a", "b"]
     piped(monkeypatch, "a ☃ \r\n\n  \nlast".encode())
     assert list(user_lines()) == ["a ☃ ", "", "  ", "last"]
     piped(monkeypatch, b"good\nd\xe9j\xe0\n")
     lines = user_lines()
     assert next(lines) == "good"
-    with pytest.raises(ValueError, match="^line 2 of standard input is not UTF-8 text$"):
+    with pytest.raises(ValueError, match="^line 2 of standard input is not UTF-8 text: byte 1 is not"):
         next(lines)
 
 

@@ -14,6 +14,7 @@ from interop.evaluation.results import compare_results, read_results, suite_mean
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.weights import load_trained
+from support import prepared
 from support.evaluation import EOT, TEXT, assert_refused, call, keep_caches, make_runs, read, values, write_tasks
 from support.examples import write_records
 from support.processes import join_as, processes
@@ -65,6 +66,24 @@ def test_a_text_equals_a_plain_loop(runs, overlap, batch_size):
     assert found["bits_per_byte"] == pytest.approx(nats / n / math.log(2), rel=1e-6)  # a byte is a token
     assert found["perplexity"] == pytest.approx(math.exp(nats / n), rel=1e-5)
     assert read(runs / "a")[f"text {file}"]["tokens"] == n
+
+
+def test_a_text_is_read_as_data_local_reads_it(runs, monkeypatch):
+    """With \\r\\n and a byte order mark or without: the same loss, of the tokens that data/local makes of the file."""
+    home = prepared.use_other_home(runs / "home", monkeypatch)
+    lines = [f"{i} {TEXT}" for i in range(9)]
+    marked, plain = runs / "marked.txt", runs / "plain.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + "".join(lines).replace("\n", "\r\n").encode())
+    plain.write_bytes("".join(lines).encode())
+    local = prepared.load_script("local")
+    local.main([f"--input={marked}", "--tokenizer=bytes", "--name=marked", "--val_fraction=0.5"])
+    ids = [EOT, *prepared.ids_of(home / "marked", "train")[:-1], *prepared.ids_of(home / "marked", "val")[:-1]]
+    nats = plain_loop(load_trained(runs / "a", "best.pt").model, ids, 0)
+    assert call(out_dir=runs / "a", tasks="text", input=marked) == 0
+    assert call(out_dir=runs / "a", tasks="text", input=plain) == 0
+    found = values(runs / "a", f"text {marked}")
+    assert found == values(runs / "a", f"text {plain}")
+    assert found["nats_per_token"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 7])
@@ -244,9 +263,14 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "a file for results": (dict(out_dir="TMP/text.txt/x", init_from="x"), "out_dir=TMP/text.txt/x must be a run dir"),
     "no input": (dict(input=""), "the task text needs --input=FILE"),
     "input without text": (dict(tasks="wic"), "input belongs to the tasks text and answers: add one"),
-    "missing file": (dict(input="TMP/no.txt"), "cannot read input TMP/no.txt (No such file or directory)"),
+    "missing file": (
+        dict(input="TMP/no.txt"),
+        "input TMP/no.txt is not readable (No such file or directory)",
+    ),
     "empty file": (dict(input="TMP/empty.txt"), "input TMP/empty.txt is empty"),
-    "not UTF-8": (dict(input="TMP/latin.txt"), "input TMP/latin.txt is not UTF-8 text (byte 2 is not)"),
+    "records": (dict(input="TMP/records.jsonl"), "input TMP/records.jsonl is a file of records, not one text: prepare"),
+    "binary": (dict(input="TMP/binary.txt"), "input TMP/binary.txt is binary, no text: byte 1 is 0"),
+    "not UTF-8": (dict(input="TMP/latin.txt"), "input TMP/latin.txt is not UTF-8 text: byte 2 is not"),
     "another tokenizer": (dict(input="TMP/walk"), "dataset TMP/walk has another tokenizer (chars, 50 tokens)"),
     "overlap of a dataset": (dict(input="TMP/data", overlap=1), "overlap=1 is for text files"),
     "overlap too large": (dict(overlap=32), "overlap=32 must be below TMP/a/best.pt's block_size=32"),
@@ -271,6 +295,8 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
 def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
     flags, expected = BAD[name]
     (runs / "empty.txt").touch()
+    (runs / "records.jsonl").write_text('{"text": "a"}')
+    (runs / "binary.txt").write_bytes(b"a\0")
     (runs / "latin.txt").write_bytes(b"a \xe4")
     (runs / "walk").symlink_to(dataset)
     for folder, content in (("bad", "{"), ("wrong", '{"tasks": {"wic": {"metrics": {"acc": 0.5}}}}')):

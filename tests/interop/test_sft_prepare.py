@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 
@@ -118,6 +119,12 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
         ({"messages": [{"role": "system", "content": ""}, USER, ANSWER]}, "a b"),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "a b"),
         ({"conversations": [{"from": "system", "value": "s"}, USER, ANSWER]}, "s a b"),
+        ({"conversations": [USER, ANSWER], "system": "s"}, "s a b"),
+        ({"messages": [USER, ANSWER], "system": "s"}, "s a b"),
+        ({"instruction": "a", "output": "b", "system": "s"}, "s a b"),
+        ({"prompt": "a", "response": "b", "system": " "}, "a b"),
+        ({"messages": [USER, ANSWER], "system": None}, "a b"),
+        ({"messages": [{"role": "system", "content": "s"}, USER, ANSWER], "system": "s"}, "s a b"),
         ({"instruction": "a", "input": "", "output": "b", "answer": "c"}, "a b"),
         ({"instruction": "a", "output": "b"}, "a b"),
         ({"instruction": "a", "input": " \n", "output": "b"}, "a b"),
@@ -156,9 +163,49 @@ def test_kinds_of_files(home, tmp_path, capsys):
     places = [where for _, where, _ in found[2:]][::4]
     assert places == [f"{folder}/a.jsonl, line 4", f"{folder}/deep/c.PARQUET, record 2"]
     run(folder)
-    assert "of other kinds, so left out: README.md" in capsys.readouterr().err
+    assert f"of other kinds, so left out: {folder}/README.md\n" in capsys.readouterr().err
     made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
     assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:7])
+
+
+def test_keys_that_are_not_read_are_counted(home, tmp_path, capsys):
+    rated = {"prompt": "a", "response": "b", "id": 7, "tags": [], "source": ""}
+    weighted = {"messages": [USER, ANSWER | {"weight": 0}], "tools": [{"name": "search"}], "system": "s"}
+    path = write_records(tmp_path / "a.jsonl", [rated] * 3 + [weighted] * 2)
+    run(path)
+    assert capsys.readouterr().err == (
+        "note: keys that are not read: 'id' (3 records), 'tools' (2 records), 'weight' of a message (2 records)\n"
+    )
+
+
+def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
+    """And counted and named: of no form, without an answer, no JSON, not for the template."""
+    good = "".join(json.dumps(record) + "\n" for record in RECORDS[:4])
+    bad = [
+        '{"question": "a"}',
+        '{"prompt": "a", "response": " "}',
+        '{"prompt": "a"',
+        json.dumps(RECORDS[4] | {"system": "s"}),
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text(good + "\n".join(bad))
+    how = "--template=alpaca", "--skip_bad"
+    assert "line 5: needs the keys" in error_of(sft.main, *flags(path, how[0]))
+    capsys.readouterr()
+    run(path, *how)
+    made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
+    assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:4])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: bad records, so left out: ")
+    assert re.findall(r"a.jsonl, line (\d)", line) == ["5", "6", "7", "8"]
+
+
+def test_a_special_name_in_a_record_is_said(home, tmp_path, capsys):
+    path = write_records(tmp_path / "a.jsonl", [*RECORDS[:2], {"prompt": "a<|endoftext|>", "response": "b"}])
+    run(path)
+    assert capsys.readouterr().err == (
+        f"note: <|endoftext|> is read as ordinary text, not as a token: {path}, line 3\n"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- lengths, splits
@@ -210,6 +257,7 @@ FILES = {
     "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
     "odd.jsonl": '{"messages": "abc"}\n',
     "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
+    "two.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER], "system": "t"}),
     "cut.json": '[{"prompt": "a", "response": "b"}, {',
     "object.json": '{"prompt": "a", "response": "b"}',
     "nothing.jsonl": "\n\n",
@@ -224,12 +272,13 @@ BAD = [
     ("input=input.jsonl", "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
     ("input=list.jsonl", "line 1: the prompt (message 1) is of type list, not text in {'instruction': ['a'], 'input'"),
     ("input=odd.jsonl", "line 1: messages cannot be read in {'messages': 'abc'}"),
+    ("input=two.jsonl", "two.jsonl, line 1: there are two system messages, one of them beside the messages"),
     ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
     ("input=cut.json", "cut.json is not JSON (Expecting property name"),
-    ("input=object.json", "object.json holds no array of records"),
-    ("input=texts", "--input holds no records (.jsonl, .json or .parquet)"),
+    ("input=object.json", "object.json is no array of records"),
+    ("input=texts", "--input holds no records (.jsonl, .ndjson, .json, .parquet)"),
     ("input=in val_input=nothing.jsonl", "--val_input holds no records"),
-    ("input=notes.txt", "notes.txt is none of .jsonl, .json, .parquet"),
+    ("input=notes.txt", "notes.txt is none of .jsonl, .ndjson, .json, .parquet"),
     ("val_input=missing.jsonl", "--val_input"),
     ("val_input=in/good.jsonl", "overlap: hold out other files"),
     ("tokenizer=chars", "--tokenizer=chars has no end of text"),

@@ -77,6 +77,31 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     assert draw("--start_file=-") == from_flag
 
 
+def test_line_ends_and_a_byte_order_mark_of_a_prompt_are_dropped(draw, tmp_path, monkeypatch):
+    from_flag, written = draw("--start=It was\na bright\n"), b"\xef\xbb\xbfIt was\r\na bright\r\n\r\n"
+    (tmp_path / "prompt.txt").write_bytes(written)
+    assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written)))
+    assert draw("--start_file=-") == from_flag
+
+
+def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_bytes(b"a\0b")
+    flags = f"--out_dir={run}", "--device=cpu"
+    code = call(sample.main, *flags, f"--start_file={tmp_path / 'prompt.txt'}")
+    refusal(capsys, code, f"{tmp_path / 'prompt.txt'} is binary, no text: byte 1 is 0")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16"))))
+    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is UTF-16: convert it first")
+
+
+def test_a_special_name_in_a_prompt_is_said(run, capsys):
+    flags = f"--out_dir={run}", "--device=cpu", "--max_new_tokens=1", "--num_samples=1"
+    assert call(sample.main, *flags, "--start=a<|endoftext|>b") == 0
+    out, err = capsys.readouterr()
+    assert err == "note: the prompt: <|endoftext|> is read as ordinary text, not as a token\n"
+    assert out.startswith("a<|endoftext|>b")
+
+
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=5") == ["ababab"] * 2
@@ -170,6 +195,18 @@ def test_the_tokenizer_comes_from_the_checkpoint(tmp_path, draw):
     texts = draw(f"--out_dir={out}", "--start=это", "--temperature=1.0", "--max_new_tokens=50")
     assert all(text.startswith("это") and len(text) == 53 for text in texts)
     assert set("".join(texts)) <= set(corpus)
+
+
+@pytest.mark.parametrize("how", [("--temperature=0",), ("--temperature=1.0", "--top_k=0"), ("--top_p=0.9",)])
+def test_ids_that_are_no_token_are_never_drawn(how, run, draw, drawn, tmp_path):
+    """A model of 300 ids with a tokenizer of 257, as imported models have it, that would only draw id 299."""
+    out = chain(run, tmp_path / "chain", {"a": "b", "b": "c", "c": "a"})
+    checkpoint = torch.load(out / "best.pt", weights_only=True)
+    checkpoint["model_config"]["vocab_size"] = 300  # the weights are padded to 320
+    checkpoint["model"]["head.weight"][299] = 2 * checkpoint["model"]["head.weight"][ord("a") : ord("d")].sum(0)
+    torch.save(checkpoint, out / "best.pt")
+    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=7", *how) == ["abcabcab"] * 2
+    assert drawn[0].max() < 257
 
 
 def test_best_is_the_default_and_any_checkpoint_can_be_named(run, draw, tmp_path):

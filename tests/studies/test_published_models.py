@@ -131,7 +131,7 @@ def test_an_export_of_ours_and_a_prepared_dataset(names, made):
 
 BAD = {  # flags → words of the one line
     "no dataset": (["--dataset="], "init_from needs --dataset=FILE"),
-    "no such text": (["--dataset=nowhere"], "cannot read input nowhere"),
+    "no such text": (["--dataset=nowhere"], "input nowhere is not readable"),
     "a run too": (["out/run"], "is in place of runs: leave it out, or out/run"),
     "no folder": (["--init_from=no/such/folder"], "neither a folder nor a name"),
     "report": (["--report=True"], "report is of runs"),

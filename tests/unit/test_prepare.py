@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
-from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer, pieces
 from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
 from support import prepared
@@ -160,11 +160,9 @@ def test_long_documents_are_cut_where_gpt2_cuts(document):
     import regex
 
     gpt2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "JOB_CHARS", 3)
-        pieces = list(text._pieces(document))
-    assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert [t for piece, _ in pieces for t in gpt2.findall(piece)] == gpt2.findall(document)
+    found = list(pieces(document, 3))
+    assert [ends for _, ends in found] == [False] * (len(found) - 1) + [True]
+    assert [t for piece, _ in found for t in gpt2.findall(piece)] == gpt2.findall(document)
 
 
 def test_long_documents_are_cut_at_all(monkeypatch):
@@ -279,9 +277,9 @@ def bad_inputs(folder):
 BAD = [
     ({"input": "missing.txt"}, "missing.txt does not exist"),
     ({"input": "empty"}, "holds no text"),
-    ({"input": "latin1.txt"}, "latin1.txt is not UTF-8 text (byte 0)"),
-    ({"input": "latin1.jsonl"}, "latin1.jsonl is not UTF-8 text"),
-    ({"input": "mixed"}, "mixed/latin1.jsonl is not UTF-8 text"),
+    ({"input": "latin1.txt"}, "latin1.txt is not UTF-8 text: byte 0 is not"),
+    ({"input": "latin1.jsonl"}, "latin1.jsonl, line 2 is not UTF-8 text"),
+    ({"input": "mixed"}, "mixed/latin1.jsonl, line 1 is not UTF-8 text"),
     ({"input": "key.jsonl"}, "key.jsonl, line 3: no UTF-8 text under 'text' in {'body': 'no'}"),
     ({"input": "list.jsonl"}, "line 1: no UTF-8 text under 'text' in [1, 2]"),
     ({"input": "half.jsonl"}, "line 1: no UTF-8 text"),
@@ -309,6 +307,36 @@ def test_bad_input_is_one_line_and_leaves_no_trace(flags, message, home, tmp_pat
     flags = {"input": "in", "tokenizer": "bytes"} | flags
     flags |= {key: tmp_path / flags[key] for key in ("input", "out_dir") if key in flags}
     prepared.assert_refused(local.main, home, flags, message)
+
+
+COMMANDS = [
+    "data/local/prepare.py --help",
+    "data/local/prepare.py --input=README.md --tokenizer=bytes --name=x --out_dir={tmp}/x",
+    "data/local/prepare.py --input=/missing --tokenizer=bytes --name=x",
+    "-m nanodnt.data {tmp}/made",
+    "model.py config/quickstart.py --vocab_size=257",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("full", [False, True])
+def test_an_output_that_cannot_be_written_gives_no_traceback(command, full, tmp_path):
+    """The reader of the output has gone, as in `… | true`, or the disk is full."""
+    text.build(tmp_path / "made", "test", BYTES, {"train": [["a"]], "val": [["b"]]})
+    if full:
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    command = [sys.executable, *command.format(tmp=tmp_path).split()]
+    done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
+    os.close(output)
+    refused = "/missing" in command[2]
+    expected = (1, 1) if full or refused else (141, 0)  # 128 + SIGPIPE
+    if "--help" in command:
+        expected = (0, 0)  # argparse passes over the error
+    assert (done.returncode, done.stderr.count("\n")) == expected, done.stderr
+    assert (tmp_path / "x" / "meta.json").exists() == ("--name=x" in command and not refused)
 
 
 def test_a_script_ends_with_a_line_and_exit_code_1():

@@ -154,7 +154,9 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
     out = capsys.readouterr()
     assert "next: python train.py --patch_size=1 --dataset=pets\n" in out.out
-    assert "no PNG or JPEG, so left out: cat/notes.txt\n" in out.err and "neither train nor val" not in out.err
+    pets = tmp_path / "pets"
+    others = f"{pets}/train/cat/notes.txt, {pets}/val/cat/notes.txt"
+    assert f"no PNG or JPEG, so left out: {others}\n" in out.err and "neither train nor val" not in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
     for split in made:
@@ -190,11 +192,27 @@ def test_what_is_left_out_is_named(home, tmp_path, capsys):
     (tmp_path / "in" / "empty").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path / "in" / "cat")
     local.main([f"--folder={tmp_path / 'in'}", "--name=pets"])
-    assert "without images, or links, so left out: empty, link\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"without images, so left out: {tmp_path}/in/empty\n" in said
+    assert f"links to what is read already, so left out: {tmp_path}/in/link\n" in said
+    assert f"hidden, so left out: {tmp_path}/in/.hidden\n" in said
     for split in ("train", "val", "extra"):
         write_folder(tmp_path / "split" / split)
+    (tmp_path / "split" / "labels.csv").write_text("0,cat")
     local.main([f"--folder={tmp_path / 'split'}", "--name=pets"])
-    assert "neither train nor val, so left out: extra\n" in capsys.readouterr().err
+    others = f"{tmp_path}/split/extra, {tmp_path}/split/labels.csv"
+    assert f"neither train nor val, so left out: {others}\n" in capsys.readouterr().err
+
+
+def test_classes_behind_links_are_read(home, tmp_path):
+    """All images of a class whose folder is a link to another place, as on a disk of its own."""
+    made = write_folder(tmp_path / "elsewhere")
+    (tmp_path / "in").mkdir()
+    for name in made:
+        (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere" / name)
+    local.main([f"--folder={tmp_path / 'in'}", "--name=pets"])
+    found = images_of(home / "pets", "train") + images_of(home / "pets", "val")
+    assert sorted(found) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
 
 
 def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path, monkeypatch):
@@ -241,6 +259,19 @@ def replace_image(raw):
 
 def halve(path):
     os.truncate(path, path.stat().st_size // 2)
+
+
+def test_bad_images_are_left_out_on_request(home, tmp_path, capsys):
+    made = write_folder(tmp_path / "in")
+    (tmp_path / "in" / "cat" / "9.png").write_bytes(b"GIF89a")
+    flags = [f"--folder={tmp_path / 'in'}", "--name=pets"]
+    assert "9.png is neither PNG nor JPEG" in prepared.error_of(local.main, *flags)
+    capsys.readouterr()
+    local.main([*flags, "--skip_bad"])
+    found = images_of(home / "pets", "train") + images_of(home / "pets", "val")
+    assert sorted(found) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
+    said = f"note: bad records, so left out: {tmp_path}/in/cat/9.png is neither PNG nor JPEG"
+    assert said in capsys.readouterr().err
 
 
 WIDE, BLACK = Image.fromarray(np.full((9, 9), 1000, np.uint16)), encode(np.zeros((9, 9, 3)))
