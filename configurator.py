@@ -5,7 +5,7 @@
 Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
 is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
 A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
-For a bool, `--key` alone means `--key=True`.
+For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home folder, as in a shell.
 """
 
 import ast
@@ -49,6 +49,10 @@ WORDS |= {"None": None, "none": None}  # what these mean on the command line
 
 class ConfigError(ValueError):
     """A mistake in the user's input. The message says where it is, what is wrong and what to write instead."""
+
+
+class PathName(str):
+    """The annotation of a flag that names a file or folder: its value is a str that `expand_home` has expanded."""
 
 
 class Flag(NamedTuple):
@@ -137,8 +141,8 @@ def read_arguments(argv, flags, positional="config"):
         else:
             typed[name] = value if equals else "True"
     if positional != "config":
-        given[positional], rest = (rest, "command line"), []
-    for path in rest:
+        given[positional], rest = (list(map(expand_home, rest)), "command line"), []
+    for path in map(expand_home, rest):
         for name, (value, where) in read_file(path).items():
             if name not in flags:
                 raise ConfigError(f"{where}: unknown key {name} ({_hint(name, flags)})")
@@ -222,6 +226,7 @@ def _options(hint):
     if get_origin(hint) in (Union, UnionType):
         return [option for part in get_args(hint) for option in _options(part)]
     simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
+    simple |= {PathName: [PathName]}
     if hint not in simple:
         raise ValueError(f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
     return simple[hint]
@@ -235,13 +240,34 @@ def _checked(readings, flag, what):
             if option in MAX_NUMBER and type(value) in (int, float):
                 if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):  # no nan, no inf
                     return option(value)
+            elif option is PathName and type(value) is str:
+                return expand_home(value, what)
             elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
                 return value
     raise ConfigError(f"{what}: it takes {_expected(flag)}")
 
 
+def expand_home(path: str, where: str = "") -> str:
+    """`path` with a leading ~ or ~USER as that home folder, as in a shell; ./~x stays. ConfigError, which begins with
+    `where`, if there is no such folder: a shell would make one that is named ~."""
+    if not path.startswith("~"):
+        return path
+    name = path.partition("/")[0]
+    home = os.path.expanduser(name)
+    if home.startswith("/") and (name != "~" or os.environ.get("HOME") != ""):
+        return os.path.expanduser(path)
+    why = "HOME names no folder" if name == "~" else f"there is no user {name[1:]!r}"
+    raise ConfigError(f"{where or repr(path)}: {why}: write the whole path, or ./{path} for a folder of that name")
+
+
 def _expected(flag):
-    return " | ".join(o.__name__ if isinstance(o, type) else _show(o) for o in _options(flag.hint))
+    return " | ".join(map(_name_option, _options(flag.hint)))
+
+
+def _name_option(option):
+    if option is PathName:
+        return "path"
+    return option.__name__ if isinstance(option, type) else _show(option)
 
 
 def _show(value):

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 
+from configurator import expand_home
 from nanodnt.data.meta import load_meta
 
 
@@ -11,7 +12,7 @@ def main(argv: list) -> None:
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
     try:
-        meta = load_meta(argv[0], max_hashed_bytes=math.inf)
+        meta = load_meta(expand_home(argv[0]), max_hashed_bytes=math.inf)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))

@@ -77,6 +77,15 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     assert draw("--start_file=-") == from_flag
 
 
+def test_a_prompt_in_the_home_folder(draw, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "prompt.txt").write_text("It was", encoding="utf-8")
+    (tmp_path / "run").symlink_to(run)
+    from_flag = draw("--start=It was")
+    assert draw("--start=FILE:~/prompt.txt") == draw("--start_file=~/prompt.txt", "--out_dir=~/run") == from_flag
+    assert all(text.startswith("~ hello") for text in draw("--start=~ hello"))  # a text, not a path
+
+
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=5") == ["ababab"] * 2

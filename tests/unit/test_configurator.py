@@ -4,6 +4,7 @@ and the description of a run."""
 import ast
 import importlib
 import os
+import pwd
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,7 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configurator import RENAMED, VERSION, ConfigError, configure, describe, read_arguments, read_flags
+from configurator import RENAMED, VERSION, ConfigError, configure, describe, expand_home, read_arguments, read_flags
 from model import GPTConfig
 from support.depth import examples
 from support.runs import ROOT
@@ -73,6 +74,54 @@ def test_precedence(config):
         assert {name: values[name] for name in expected} == {name: value for name, (value, _) in expected.items()}
     assert load(b, a)[1]["n_head"] == (1, "a.py:2")
     assert load("--n_layer=12")[1] == {"n_layer": (12, "command line")}  # given, though it is the default
+
+
+# ------------------------------------------------------------------------------------------------------ home folders
+
+
+HOMES = {"~": "/home/me", "~/a b": "/home/me/a b", "~root": "/root", "~root/x": "/root/x", "~//x": "/home/me//x"}
+HOMES |= {text: text for text in ("", "./~x", "./~", "a/~", "a~", "/~", "out/~/x", "auto", "OWNER/MODEL", "$HOME/x")}
+
+
+@pytest.mark.parametrize("text", HOMES)
+def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, config, monkeypatch):
+    """On the command line, in a config file, and among what is not read but listed; not in a text."""
+    monkeypatch.setenv("HOME", "/home/me")
+    values, _ = load(f"--to={text}", f"--start={text}", f"--note={text}")
+    assert (values["to"], values["start"], values["note"]) == (HOMES[text], text, text)
+    _, given = load(config(f"to = {text!r}\nstart = {text!r}"))
+    assert given == {"to": (HOMES[text], "c.py:1"), "start": (text, "c.py:2")}
+    _, given = configure(Model, argv=[text], positional="run")
+    assert given == {"run": ([HOMES[text]], "command line")}
+
+
+def test_a_config_file_in_the_home_folder_is_found(config, tmp_path, monkeypatch):
+    config("seed = 5", "mine.py")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    assert load("~/mine.py")[0]["seed"] == 5
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_a_home_that_is_no_folder_is_refused(home, capsys, monkeypatch):
+    """A shell would make a folder that is called ~."""
+    monkeypatch.setenv("HOME", home)
+    advice = "HOME names no folder: write the whole path, or ./~/x for a folder of that name"
+    assert refused(capsys, "--to=~/x") == f"command line: --to cannot be '~/x': {advice}"
+    with pytest.raises(ConfigError, match="^'~/x': HOME names no folder"):
+        expand_home("~/x")
+
+
+def test_a_user_who_is_not_there_is_refused(config, capsys):
+    advice = "there is no user 'no body': write the whole path, or ./~no body/x for a folder of that name"
+    assert refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
+    assert refused(capsys, config("to = '~no body/x'")) == f"c.py:1: to cannot be '~no body/x': {advice}"
+    assert refused(capsys, "~no body/x") == f"'~no body/x': {advice}"
+
+
+def test_without_home_the_systems_list_of_users_says_where_it_is(monkeypatch):
+    monkeypatch.delenv("HOME")
+    assert load("--to=~/x")[0]["to"] == f"{pwd.getpwuid(os.getuid()).pw_dir}/x"
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -413,7 +462,7 @@ def test_errors_of_the_programmer_are_raised(schemas, message):
 def test_comments_and_sections():
     flags = read_flags(Model, Train)
     assert list(flags) == [*vars(Model()), *vars(Train())]
-    sections = ["size"] * 2 + ["parts"] * 3 + ["optimizer"] * 3 + ["output"] * 6
+    sections = ["size"] * 2 + ["parts"] * 3 + ["optimizer"] * 3 + ["output"] * 7
     assert [flag.section for flag in flags.values()] == sections
     continued = 'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
     assert flags["learning_rate"].help == continued

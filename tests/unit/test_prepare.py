@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
+from nanodnt.data.__main__ import main as check_dataset
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
@@ -61,6 +62,23 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- tokens and formats
+
+
+def test_a_home_folder_is_expanded(home, tmp_path, monkeypatch, capsys):
+    """./~ is a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("", "~"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(f"the text in {folder or 'home'}", encoding="utf-8")
+    for typed, folder, words in (("~", "", "the text in home"), ("./~", "~", "the text in ~")):
+        local.main([f"--input={typed}/a.txt", f"--out_dir={typed}/out", "--tokenizer=bytes", "--name=mine"])
+        (train,), (val,) = prepared.texts_of(tmp_path / folder / "out")
+        assert train + val == words
+    check_dataset(["~/out"])
+    with pytest.raises(SystemExit) as stop:
+        local.main(["--input=~no body/a.txt", "--tokenizer=bytes", "--name=mine"])
+    assert stop.value.code == 2 and "argument --input: '~no body/a.txt': there is no user" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["bytes", "gpt2"])
