@@ -22,11 +22,12 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 import torch
 
-from configurator import PathName, configure, expand_home
+from configurator import PathName, configure, read_path
 from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
+from nanodnt.run.hardware import check_locale
 from nanodnt.weights import Trained, load_trained
 
 NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
@@ -80,6 +81,8 @@ def main() -> None:
     (config,), given = configure(SampleConfig, description=__doc__)
     config.check(given)
     text = read_prompt(config)
+    if config.compile:
+        check_locale()
     device, _ = choose_device(config.device)
     dtype, _ = choose_dtype(config.dtype, device)
     if config.init_from:
@@ -102,7 +105,7 @@ def main() -> None:
 def read_prompt(config: SampleConfig) -> str:
     """The prompt's text, from the flag, a file or standard input (without a final newline)."""
     if config.start.startswith("FILE:"):
-        name, flag = expand_home(config.start.removeprefix("FILE:")), f"start={config.start}"
+        name, flag = read_path(config.start.removeprefix("FILE:")), f"start={config.start}"
     elif config.start_file:
         name, flag = config.start_file, f"start_file {config.start_file}"
     else:

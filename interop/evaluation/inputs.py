@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import expand_home
+from configurator import read_path
 from interop.conversations.records import SUFFIXES, conversations
 from interop.conversations.template import TEMPLATES, encode_all, named_template, template_of
 from interop.evaluation.scoring import Example, Source
@@ -24,7 +24,7 @@ def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:
     damaged, or does not fit the model, its tokenizer or context."""
     names = config.task_names()
     if "text" in names:
-        return [open_text(expand_home(config.input), config.overlap, trained, env.is_main)]
+        return [open_text(read_path(config.input), config.overlap, trained, env.is_main)]
     return open_answers(config, trained, env) if "answers" in names else []
 
 
@@ -102,7 +102,7 @@ def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
 def list_inputs(text: str) -> list:
     """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
     folder, its files of records. ValueError for a name of nothing."""
-    names = [text] if Path(text).exists() else [expand_home(name.strip()) for name in text.split(",")]
+    names = [text] if Path(text).exists() else [read_path(name.strip()) for name in text.split(",")]
     found, records = [], ", ".join(SUFFIXES)
     for name in filter(None, names):
         files = [name] if Path(name).is_file() or folder_of(name).is_dir() else []

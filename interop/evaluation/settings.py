@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configurator import PathName, expand_home
+from configurator import PathName, read_path
 from interop.conversations.template import named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
@@ -91,7 +91,7 @@ class EvaluateConfig:
     def folders(self) -> list:
         """The run directories, each once."""
         names = filter(None, (name.strip() for name in self.out_dir.split(",")))
-        return list(dict.fromkeys(map(expand_home, names)))
+        return list(dict.fromkeys(map(read_path, names)))
 
     def left_out(self, n_layer: int, source: str) -> list:
         """The blocks that `source`, of so many, is to lack one after another; [None]: none. ValueError for others."""

@@ -4,15 +4,16 @@ import json
 import math
 import sys
 
-from configurator import expand_home
+from configurator import print_every_character, read_path
 from nanodnt.data.meta import load_meta
 
 
 def main(argv: list) -> None:
+    print_every_character()
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
     try:
-        meta = load_meta(expand_home(argv[0]), max_hashed_bytes=math.inf)
+        meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))

@@ -8,7 +8,7 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from configurator import discard_output, rank_tag
+from configurator import discard_output, print_every_character, rank_tag
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 # Packages of requirements.txt that few runs need. PIL is Pillow.
@@ -21,6 +21,7 @@ def reports_errors(main):
 
     @wraps(main)
     def run() -> int:
+        print_every_character()
         try:
             return main() or 0
         except EXPECTED as e:

@@ -23,7 +23,7 @@ class AnalyzeConfig:
     init_from: PathName = ""  # instead of runs: a folder or a name of Hugging Face, to be measured on `dataset`
     out: PathName = ""  # folder for the results; empty = RUN/analysis, for several runs or init_from out/analysis
     report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
-    baseline: str = ""  # name of the run that the others are compared with; empty = the first
+    baseline: PathName = ""  # name of the run that the others are compared with; empty = the first
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
     dataset: PathName = ""  # its validation windows, or images, are read; empty = the run's own dataset. With

@@ -132,7 +132,7 @@ class Record:
         """Note a measure, and `about`: outcome, seconds, machine; write the file, with what others recorded."""
         about |= {"args": list(run.args), "settings": self.digest(run)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+        with open(self.path.with_name(f".{self.path.name}.lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # between threads too
             runs = self._read(self.path)
             known = runs.get(run.path.name, {"measures": {}})
@@ -332,7 +332,7 @@ class Experiment:
         outcome, value = runner.read_outcome(run.path)
         if measure != "loss" and outcome != "diverged":
             value = quantities.MEASURES[measure](run.path)
-        seconds = json.loads((run.path / "done.json").read_text())["seconds"]
+        seconds = json.loads((run.path / "done.json").read_text(encoding="utf-8"))["seconds"]
         machine = {"hardware": describe_hardware(), **runner.read_origin(run.path)}
         self.record.add(run, measure, value, outcome=outcome, seconds=round(seconds or 0), machine=machine)
         return value

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configurator import ASKS, PathName, expand_home, read_arguments, read_flags
+from configurator import ASKS, PathName, read_arguments, read_flags, read_path
 from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
@@ -92,7 +92,7 @@ def split_arguments(argv: list) -> tuple:
             for word in [f"--{name}={text}" for text in values] if equals and arg.startswith("--") else [arg]:
                 read_arguments([word], train | ours)  # says what is wrong
             lists[name] = [str(int(float(text))) for text in values] if train[name].hint is int else values  # 64.0
-    if names := [expand_home(name) for name in lists.get("dataset", ())]:
+    if names := [read_path(name) for name in lists.get("dataset", ())]:
         # a path is meant from here; the runs start elsewhere
         paths = {name for name in names if "/" in name and (Path(name) / "meta.json").is_file()}
         lists["dataset"] = [str(Path(name).resolve()) if name in paths else name for name in names]
@@ -102,7 +102,7 @@ def split_arguments(argv: list) -> tuple:
 def locate(file: str) -> str:
     """A config file, from the current folder or else the repository, as the runs name it: relative to the repository
     where it lies in it. ValueError if it is not there."""
-    file = expand_home(file)
+    file = read_path(file)
     if not (found := next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)):
         raise ValueError(f"there is no config file {file!r}")
     return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)

@@ -1,9 +1,11 @@
 """Makefile, .ci/run, CITATION.cff: both parts of the tests always run; the papers are named."""
 
+import io
 import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -50,6 +52,15 @@ def test_the_citation_names_the_five_papers():
     assert papers <= set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
     assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text() and f"\nversion: {VERSION}\n" in text
     assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_command_can_print_its_help_on_any_terminal(command, monkeypatch):
+    """Here in a locale that has no characters but ASCII."""
+    main = import_module("nanodnt.plan.__main__" if command == "model.py" else command.removesuffix(".py")).main
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert call(main, "--help") == 0
+    assert sys.stdout.buffer.getvalue().isascii()
 
 
 @pytest.mark.parametrize("command", SCHEMAS)

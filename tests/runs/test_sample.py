@@ -73,7 +73,7 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     (tmp_path / "prompt.txt").write_bytes(prompt.encode() + b"\n")  # as an editor writes it, and echo
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
     assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n"), encoding="utf-8"))
     assert draw("--start_file=-") == from_flag
 
 

@@ -1,6 +1,7 @@
 """Text to datasets: splits, formats, tokenizers, restarts, and what bad input gets told."""
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -62,6 +63,16 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- tokens and formats
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("data/*/prepare.py")))
+def test_every_script_can_print_its_help_on_any_terminal(name, monkeypatch):
+    main = prepared.load_script(name).main
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(SystemExit) as stop:
+        script.run(lambda: main(["--help"]))
+    sys.stdout.flush()
+    assert stop.value.code == 0 and sys.stdout.buffer.getvalue().startswith(b"usage: ")
 
 
 def test_a_home_folder_is_expanded(home, tmp_path, monkeypatch, capsys):
