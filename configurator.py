@@ -5,7 +5,7 @@
 Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
 is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
 A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
-For a bool, `--key` alone means `--key=True`.
+For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home folder, as in a shell.
 """
 
 import ast
@@ -51,6 +51,10 @@ class ConfigError(ValueError):
     """A mistake in the user's input. The message says where it is, what is wrong and what to write instead."""
 
 
+class PathName(str):
+    """The annotation of a flag that names a file or folder: its value is what `read_path` gives."""
+
+
 class Flag(NamedTuple):
     hint: Any  # the field's annotation
     default: Any
@@ -84,6 +88,13 @@ def configure(*schemas, argv=None, description="", positional="config"):
         print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
         raise SystemExit(2) from None
     return instances, given
+
+
+def print_every_character() -> None:
+    """From here on, what is printed may hold any character: one that the encoding of stdout lacks becomes an escape,
+    such as \\u2192, where Python would end the program. stderr does so anyway. Every command begins with this."""
+    if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> int:
@@ -153,8 +164,8 @@ def read_arguments(argv, flags, positional="config"):
         else:
             typed[name] = value if equals else "True"
     if positional != "config":
-        given[positional], rest = (rest, "command line"), []
-    for path in rest:
+        given[positional], rest = (list(map(read_path, rest)), "command line"), []
+    for path in map(read_path, rest):
         for name, (value, where) in read_file(path).items():
             if name not in flags:
                 raise ConfigError(f"{where}: unknown key {name} ({_hint(name, flags)})")
@@ -238,6 +249,7 @@ def _options(hint):
     if get_origin(hint) in (Union, UnionType):
         return [option for part in get_args(hint) for option in _options(part)]
     simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
+    simple |= {PathName: [PathName]}
     if hint not in simple:
         raise ValueError(f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
     return simple[hint]
@@ -251,13 +263,50 @@ def _checked(readings, flag, what):
             if option in MAX_NUMBER and type(value) in (int, float):
                 if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):  # no nan, no inf
                     return option(value)
+            elif option is PathName and type(value) is str:
+                return read_path(value, what)
+            elif option is str and type(value) is str:
+                return decode_argument(value, what)
             elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
                 return value
     raise ConfigError(f"{what}: it takes {_expected(flag)}")
 
 
+def read_path(text: str, where: str = "") -> str:
+    """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell, and ./~x stays. In
+    a locale without its characters the path is the UTF-8 of the text. ConfigError, which begins with `where`, if there
+    is no such home: a shell would make a folder that is named ~."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        text = os.fsdecode(decode_argument(text, where).encode())
+    if not text.startswith("~"):
+        return text
+    name = text.partition("/")[0]
+    home = os.path.expanduser(name)
+    if home.startswith("/") and (name != "~" or os.environ.get("HOME") != ""):
+        return os.path.expanduser(text)
+    why = "HOME names no folder" if name == "~" else f"there is no user {name[1:]!r}"
+    raise ConfigError(f"{where or repr(text)}: {why}: write the whole path, or ./{text} for a folder of that name")
+
+
+def decode_argument(text: str, where: str) -> str:
+    """A text from the command line or a terminal, read as UTF-8 whatever the locale says: in some, Python leaves bytes
+    that are not ASCII undecoded, as surrogates. ConfigError, which begins with `where`, if it is not UTF-8."""
+    try:
+        return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise ConfigError(f"{where}: it is not UTF-8 text") from None
+
+
 def _expected(flag):
-    return " | ".join(o.__name__ if isinstance(o, type) else _show(o) for o in _options(flag.hint))
+    return " | ".join(map(_name_option, _options(flag.hint)))
+
+
+def _name_option(option):
+    if option is PathName:
+        return "path"
+    return option.__name__ if isinstance(option, type) else _show(option)
 
 
 def _show(value):

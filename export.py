@@ -17,7 +17,7 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 import torch
 
-from configurator import configure
+from configurator import PathName, configure
 from interop.huggingface.write import write_pretrained
 from nanodnt.run.errors import reports_errors
 from nanodnt.weights import load_trained
@@ -25,9 +25,9 @@ from nanodnt.weights import load_trained
 
 @dataclass
 class ExportConfig:
-    out_dir: str = "out/quickstart"  # a run directory
-    checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
-    to: str = ""  # the folder to write, which must not exist
+    out_dir: PathName = "out/quickstart"  # a run directory
+    checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
+    to: PathName = ""  # the folder to write, which must not exist
     target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"  # the architecture;
     #   auto = the first of transformers' own that computes the same, else nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files

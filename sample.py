@@ -22,12 +22,13 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 import torch
 
-from configurator import configure
+from configurator import PathName, configure, read_path
 from nanodnt.data.inputs import decode_text, read_text
 from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
+from nanodnt.run.hardware import check_locale
 from nanodnt.weights import Trained, load_trained
 
 NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
@@ -36,11 +37,11 @@ NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # wha
 @dataclass
 class SampleConfig:
     # --- what to sample from ---
-    out_dir: str = "out/quickstart"  # a run directory
-    checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
+    out_dir: PathName = "out/quickstart"  # a run directory
+    checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
-    start_file: str = ""  # a file that holds the prompt; - = standard input
-    init_from: str = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, gpt2-medium, …
+    start_file: PathName = ""  # a file that holds the prompt; - = standard input
+    init_from: PathName = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, …
     # --- a conversation ---
     chat: bool = False  # answer the lines of standard input, one after another
     template: str = ""  # chat, alpaca, chatml, plain; empty = the checkpoint's
@@ -81,6 +82,8 @@ def main() -> None:
     (config,), given = configure(SampleConfig, description=__doc__)
     config.check(given)
     text = read_prompt(config)
+    if config.compile:
+        check_locale()
     device, _ = choose_device(config.device)
     dtype, _ = choose_dtype(config.dtype, device)
     if config.init_from:
@@ -103,7 +106,7 @@ def main() -> None:
 def read_prompt(config: SampleConfig) -> str:
     """The prompt's text, from the flag, a file or standard input (without a final newline)."""
     if config.start.startswith("FILE:"):
-        name, flag = config.start.removeprefix("FILE:"), f"start={config.start}"
+        name, flag = read_path(config.start.removeprefix("FILE:")), f"start={config.start}"
     elif config.start_file:
         name, flag = config.start_file, f"start_file={config.start_file}"
     else:

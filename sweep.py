@@ -32,7 +32,7 @@ def main() -> int:
     own, files, lists = split_arguments(sys.argv[1:])
     (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
     folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
-    folder = Path(config.out).expanduser().resolve() if config.out else folder
+    folder = Path(config.out).resolve() if config.out else folder
     points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
     if config.for_:
         check_large(points, config.for_)

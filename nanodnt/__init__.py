@@ -1,1 +1,25 @@
-"""The machinery: everything of a training run that is not the network."""
+"""The machinery: everything of a training run that is not the network.
+
+Every command imports this before what could fail in a way that says less.
+"""
+
+import sys
+from importlib.util import find_spec
+
+OLDEST = (3, 11)  # Python
+
+
+def require(package: str) -> None:
+    """End the program, with what to do, if this Python does not have `package`."""
+    if find_spec(package) is None:
+        how = "run `make install`, then `. .venv/bin/activate`"
+        sys.exit(f"error: {package} is not installed for {sys.executable}: {how}")
+
+
+if sys.platform == "win32":  # which lacks fcntl, and signals
+    systems = "nanoDNT runs on Linux and macOS; on Windows use WSL2"
+    sys.exit(f"error: {systems}: `wsl --install`, then clone and start it in the Linux that this gives you")
+if sys.version_info < OLDEST:
+    versions = f"nanoDNT needs Python {OLDEST[0]}.{OLDEST[1]} or newer, and this is {sys.version.split()[0]}"
+    sys.exit(f"error: {versions}: activate an environment of a newer one, or make it by `make PYTHON=python3.12`")
+require("numpy")

@@ -80,6 +80,11 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def make_printable(text: str) -> str:
+    """`text` with "?" for line breaks, other control characters, and bytes of a file's name that are no text."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def sync_folder(folder: Path) -> None:
     """fsync `folder`, so that renames in it reach the disk. Some network disks cannot do this."""
     handle = os.open(folder, os.O_RDONLY)

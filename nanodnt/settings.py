@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from configurator import PathName
 from layers.roles import OPEN_GAINS
 from nanodnt.optim import OPTIMIZERS
 
@@ -23,14 +24,14 @@ LEAST |= dict.fromkeys("crop_padding mixup cutmix".split(), 0)
 @dataclass
 class TrainConfig:
     # --- run ---
-    out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
-    init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to start
-    #   from: a run directory (its best.pt), a checkpoint's path, or those of Hugging Face: a folder, OWNER/MODEL, gpt2,
-    #   gpt2-medium, gpt2-large, gpt2-xl; auto:SOURCE resumes, or starts from any of these
+    out_dir: PathName = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
+    init_from: PathName = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to
+    #   start from: a run directory (its best.pt), a checkpoint's path, or those of Hugging Face: a folder, OWNER/MODEL,
+    #   gpt2, gpt2-medium, gpt2-large, gpt2-xl; auto:SOURCE resumes, or starts from any of these
     overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in out_dir
     seed: int = 1337  # of initialisation, data order and dropout, which have separate generators
     # --- data ---
-    dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
+    dataset: PathName = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
     doc_mask: bool = False  # keep documents apart: attention stays within each, and positions restart at its start
     batch_size: int = 480  # sequences, or images, per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from configurator import read_path
 from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
@@ -50,7 +51,7 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
 def read_init_from(setting: str) -> tuple:
     """(whether to resume if there is a run, what to start from if not: of a run directory its best.pt, or last.pt)."""
     first, _, rest = setting.partition(":")
-    source = setting if first != "auto" else "scratch" if setting == "auto" else rest
+    source = setting if first != "auto" else "scratch" if setting == "auto" else read_path(rest)
     checkpoints = [path for name in ("best.pt", "last.pt") if source and (path := Path(source) / name).is_file()]
     return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
 

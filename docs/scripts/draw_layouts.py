@@ -118,7 +118,8 @@ def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
 
 def draw(family: str, path: Path):
     """Draw all panels of one family into a PNG."""
-    rows = [line.replace("*", "").split(" | ") for line in (DOCS / "layouts.md").read_text().splitlines()]
+    page = (DOCS / "layouts.md").read_text(encoding="utf-8")
+    rows = [line.replace("*", "").split(" | ") for line in page.splitlines()]
     flags = {row[0].removeprefix("| "): row[2].strip("`").split() for row in rows if len(row) > 3}
     names = FAMILIES[family].split("; ")
     lines, models, taken = -(-len(names) // COLUMNS), {}, set()

@@ -7,6 +7,7 @@ from os.path import commonprefix  # of any strings, character by character
 
 import torch
 
+from configurator import decode_argument
 from interop.conversations import template as templates
 from interop.conversations.template import Template, encode_conversation
 from model import GPT
@@ -154,7 +155,7 @@ def user_lines():
         while True:
             try:
                 if (text := input("> ")).strip():
-                    yield text
+                    yield decode_argument(text, "left out")
             except EOFError:
                 return print()
     for number, line in enumerate(sys.stdin.buffer, 1):

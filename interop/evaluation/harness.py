@@ -41,7 +41,7 @@ def quiet():
     for name in ("lm_eval", "datasets", "huggingface_hub", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
             bars = sys.stderr if sys.stderr.isatty() else nowhere
             with redirect_stderr(bars), warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configurator import read_path
 from interop.conversations.records import conversations
 from interop.conversations.template import TEMPLATES, encode_all, named_template, template_of
 from interop.evaluation.scoring import Example, Source
@@ -23,7 +24,7 @@ def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:
     damaged, or does not fit the model, its tokenizer or context."""
     names = config.task_names()
     if "text" in names:
-        return [open_text(config.input, config.overlap, trained, env.is_main)]
+        return [open_text(read_path(config.input), config.overlap, trained, env.is_main)]
     return open_answers(config, trained, env) if "answers" in names else []
 
 
@@ -103,7 +104,7 @@ def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
 def list_inputs(text: str, notes: Notes) -> list:
     """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
     folder, its files of records; `notes` gets what else is there. ValueError for a name of nothing."""
-    names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
+    names = [text] if Path(text).exists() else [read_path(name.strip()) for name in text.split(",")]
     found, records = [], ", ".join(RECORDS)
     for name in filter(None, names):
         files = []

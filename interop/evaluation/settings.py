@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from configurator import PathName, read_path
 from interop.conversations.template import named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
@@ -25,8 +26,8 @@ OF_TASK = {"overlap": "text"} | dict.fromkeys(OF_ANSWERS, "answers")  # flag: th
 class EvaluateConfig:
     # --- what to evaluate ---
     out_dir: str = "out/quickstart"  # a run directory, or several with commas between, to be shown side by side
-    checkpoint: str = "best.pt"  # a checkpoint in each: best.pt, last.pt, prev.pt
-    init_from: str = ""  # instead of a run: a folder or a name of Hugging Face; out_dir is then where results go
+    checkpoint: PathName = "best.pt"  # a checkpoint in each: best.pt, last.pt, prev.pt
+    init_from: PathName = ""  # instead of a run: a folder or a name of Hugging Face; out_dir is then where results go
     tasks: str = ""  # text, answers, tasks of lm-evaluation-harness, dyt15 (the DyT paper's 15), commonsense8 (the LNS
     #   paper's 8 after fine-tuning), with commas between; empty = evaluate nothing, show what was evaluated before
     without_block: str = ""  # the model without this block, counted from 1; all = without each, one after another
@@ -42,7 +43,7 @@ class EvaluateConfig:
     # --- tasks of lm-evaluation-harness ---
     num_fewshot: int | None = None  # examples in the prompt; None = as each task has it, mostly 0
     limit: int = 0  # only the first documents of each task; 0 = all
-    task_folder: str = ""  # a folder with YAML files of your own tasks
+    task_folder: PathName = ""  # a folder with YAML files of your own tasks
     gen_kwargs: str = ""  # settings of generation, instead of the tasks': temperature=0.7,do_sample=True
     seed: int = 1234  # of the choice of few-shot examples, and of sampled text
     # --- how ---
@@ -89,7 +90,8 @@ class EvaluateConfig:
 
     def folders(self) -> list:
         """The run directories, each once."""
-        return list(dict.fromkeys(filter(None, (name.strip() for name in self.out_dir.split(",")))))
+        names = filter(None, (name.strip() for name in self.out_dir.split(",")))
+        return list(dict.fromkeys(map(read_path, names)))
 
     def left_out(self, n_layer: int, source: str) -> list:
         """The blocks that `source`, of so many, is to lack one after another; [None]: none. ValueError for others."""

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+from configurator import read_path
 from interop.conversations.template import Template, template_of
 from interop.huggingface.hub import fetch, is_pretrained
 from nanodnt.data.tokenizer import END_OF_TEXT, EOT, Tokenizer, bpe_ranks, hash_json, json_meta, parse_json
@@ -103,6 +104,7 @@ def find_merges(ranks: dict) -> list:
 def find_tokenizer(name: str, others: tuple = ()) -> dict:
     """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
     ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
+    name = read_path(name)
     if name not in END_OF_TEXT and not is_pretrained(name):
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")

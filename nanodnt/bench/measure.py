@@ -64,7 +64,7 @@ def seconds_of_phases(run, device: torch.device) -> Counter:
 def read_bytes(path: str, name: str) -> int | None:
     """The line `name` of a file in /proc, in bytes; None if there is none."""
     try:
-        with open(path) as f:
+        with open(path, encoding="utf-8") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith(name))
     except (OSError, StopIteration):
         return None
@@ -94,7 +94,7 @@ def peak_bytes(run, device: torch.device) -> int | None:
         torch.cuda.reset_peak_memory_stats(device)
     elif held is not None:
         try:
-            with open("/proc/self/clear_refs", "w") as f:
+            with open("/proc/self/clear_refs", "w", encoding="utf-8") as f:
                 f.write("5")  # resets the peak
         except OSError:
             held = None
@@ -111,7 +111,7 @@ def busy_cores() -> float | None:
     ticks = []
     try:
         for pause in (1, 0):
-            with open("/proc/stat") as f:
+            with open("/proc/stat", encoding="utf-8") as f:
                 ticks.append(np.array(f.readline().split()[1:9], float))
             time.sleep(pause)
     except (OSError, ValueError):

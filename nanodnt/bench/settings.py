@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from configurator import PathName
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
@@ -35,7 +36,7 @@ class BenchConfig:
     steps: int = 10  # timed steps of a variant in a round, after an untimed one
     max_step_s: float = 30.0  # of sizes: end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
-    json: str = ""  # a file for all figures, each round's too, with versions, command line and git commit
+    json: PathName = ""  # a file for all figures, each round's too, with versions, command line and git commit
 
     def check(self):
         """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path is seen now."""

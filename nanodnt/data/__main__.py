@@ -4,6 +4,7 @@ import json
 import math
 import sys
 
+from configurator import read_path
 from nanodnt.data.meta import load_meta
 from nanodnt.prepare.script import run
 
@@ -11,7 +12,7 @@ from nanodnt.prepare.script import run
 def main(argv: list) -> None:
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
-    meta = load_meta(argv[0], max_hashed_bytes=math.inf)
+    meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")

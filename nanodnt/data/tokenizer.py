@@ -280,7 +280,7 @@ def start_of(tokenizer) -> list:
 def bpe_ranks(kind: str) -> dict:
     """{token's bytes: id} of gpt2 or gpt2_4096, without end of text."""
     if kind == "gpt2_4096":
-        return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
+        return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text(encoding="utf-8").split())}
     bpe = load_bpe(kind)
     return {bpe.decode_single_token_bytes(i): i for i in range(END_OF_TEXT[kind])}
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from layers.roles import MATRICES
 from layers.sharding import local_shard, own_rows, shard_dim, shard_group
-from nanodnt.optim.registry import RATIOS, average_gradients, if_finite, one_if_finite, register
+from nanodnt.optim.kernels import average_gradients
+from nanodnt.optim.registry import RATIOS, if_finite, one_if_finite, register
 
 
 def options(config, role, model):

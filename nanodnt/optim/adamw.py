@@ -7,10 +7,10 @@ Defaults: L-DNT at every size, and GPT-2 Small, in the DNT paper (arXiv 2507.175
 """
 
 import torch
-from torch.optim.adamw import adamw
 
 from layers.sharding import local_shard
-from nanodnt.optim.registry import RATIOS, for_kernel, register
+from nanodnt.optim.kernels import update_adamw
+from nanodnt.optim.registry import RATIOS, register
 
 
 def options(config, role, model):
@@ -22,12 +22,11 @@ def state(p, group):
 
 
 def step(work, grad_scale, found_inf):
-    constant = dict(amsgrad=False, maximize=False) | for_kernel(grad_scale, found_inf)
     for group, params, grads, states in work:
         m, v, steps = ([local_shard(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
         params, grads, (beta1, beta2) = list(map(local_shard, params)), list(map(local_shard, grads)), group["betas"]
         numbers = dict(lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"])
-        adamw(params, grads, m, v, [], steps, **numbers, **constant)
+        update_adamw(params, grads, m, v, steps, grad_scale, found_inf, **numbers)
 
 
 register("adamw", options, state, step, defaults=dict(learning_rate=6e-4, weight_decay=0.1), ratios=RATIOS)

@@ -10,10 +10,10 @@ Defaults: the paper's language models, GPT-2 and L-DNT (Table 5).
 
 import torch
 import torch.distributed as dist
-from torch.optim.sgd import sgd
 
 from layers.sharding import local_shard, shard_group
-from nanodnt.optim.registry import NO_DECAY, divide_gradients, for_kernel, register
+from nanodnt.optim.kernels import NO_DECAY, update_sgd
+from nanodnt.optim.registry import divide_gradients, register
 
 
 def options(config, role, model):
@@ -31,9 +31,10 @@ def step(work, grad_scale, found_inf):
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"]
             torch._foreach_mul_(params, shrink if found_inf is None else torch.where(found_inf, 1.0, shrink))
-        kernel = for_kernel(None if group["dampening"] else grad_scale, found_inf)
+        scale = grad_scale
         if group["dampening"]:  # then the kernel gets copies
             divide_gradients(grads, grad_scale)
+            scale = None
             # 1 where a momentum is not all zeros, on any process
             started = (torch.stack(torch._foreach_norm(momenta, 1)) > 0).float()
             if shards:
@@ -41,7 +42,7 @@ def step(work, grad_scale, found_inf):
             shares = 1 - group["dampening"] * started
             grads = [g * share for g, share in zip(grads, shares, strict=True)]
         numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
-        sgd(params, grads, momenta, **numbers, **NO_DECAY, **kernel)
+        update_sgd(params, grads, momenta, scale, found_inf, **numbers, **NO_DECAY)
 
 
 DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)

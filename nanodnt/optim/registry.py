@@ -7,14 +7,14 @@ everywhere. adamw.py is the shortest. A rule is three functions:
 
 `step` divides the gradients by the tensor `grad_scale` (this clips; None: it does not), and where the bool tensor
 `found_inf` is true (None: it is not) it changes nothing, without reading it on the host. Under FSDP2 tensors are split
-by rows: a rule works on their `local_shard`s, entry by entry, or exchanges messages. The functions below help.
+by rows: a rule works on their `local_shard`s, entry by entry, or exchanges messages. The functions below help, and
+those of kernels.py, which are the updates of AdamW and SGD.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.optim.sgd import sgd
 
 from layers.sharding import local_shard
 
@@ -23,7 +23,6 @@ from layers.sharding import local_shard
 # scalars go with the norms; 1 for routers and the matrix of an image's patches.
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0, "router": 1.0}
 RATIOS |= {"patch": 1.0}
-NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose decay is added to the gradient
 
 
 class Rule(NamedTuple):
@@ -74,19 +73,3 @@ def if_finite(found_inf, new, old):
 def one_if_finite(found_inf):
     """1, or 0 where found_inf is true: a factor for what a step adds."""
     return 1.0 if found_inf is None else (~found_inf).float()
-
-
-def for_kernel(grad_scale, found_inf) -> dict:
-    """The arguments of torch's fused kernels that make them follow both. They read fp32 numbers."""
-    numbers = dict(grad_scale=grad_scale, found_inf=found_inf)
-    return dict(fused=True, **{key: None if number is None else number.float() for key, number in numbers.items()})
-
-
-def average_gradients(params: list, grads: list, averages: list, beta: float, grad_scale, found_inf) -> None:
-    """g ← g / grad_scale;  m ← β m + (1 − β) g, in one pass. Where found_inf is true, nothing changes.
-
-    torch's fused SGD does just this before it updates the weights: w ← w − lr m. With lr = 0 they stay as they are."""
-    params, grads, averages = (list(map(local_shard, tensors)) for tensors in (params, grads, averages))
-    momentum = beta or 1e-300  # at 0 the kernel would not write m; 1e-300 is 0 in fp32
-    numbers = dict(lr=0.0, momentum=momentum, dampening=beta, nesterov=False)
-    sgd(params, grads, averages, **numbers, **NO_DECAY, **for_kernel(grad_scale, found_inf))

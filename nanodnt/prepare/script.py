@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from configurator import discard_output, flush_output
+from configurator import ConfigError, discard_output, flush_output, print_every_character, read_path
 from layers.cores import own_cores
 from nanodnt.files import DATA, missing_package, write_file
 
@@ -26,6 +26,7 @@ def parser(doc: str, name: str | None = None, revision: str | None = None, worke
     Datasets of the Hugging Face Hub have a `revision`, the commit to download, and texts of it `workers`."""
     shape, prog = argparse.RawDescriptionHelpFormatter, name and f"python data/{name}/prepare.py"
     flags = argparse.ArgumentParser(prog, description=doc, formatter_class=shape, allow_abbrev=False)
+    flags.register("type", Path, path_flag)  # what type=Path means
     where = f"folder to write to (default: data/{name or 'NAME'})"
     flags.add_argument("--out_dir", type=Path, default=name and DATA / name, help=where)
     if name is None:
@@ -37,6 +38,14 @@ def parser(doc: str, name: str | None = None, revision: str | None = None, worke
     return flags
 
 
+def path_flag(text: str) -> Path:
+    """The value of a flag that is a path. ArgumentTypeError for a home folder that is not there."""
+    try:
+        return Path(read_path(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def command(main):
     """A decorator: `main` is run where its file is the script that was started."""
     if main.__module__ == "__main__":
@@ -46,6 +55,7 @@ def command(main):
 
 def run(main):
     """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    print_every_character()
     code = None
     try:
         main()

@@ -3,6 +3,9 @@
 import os
 from importlib.metadata import version
 
+from nanodnt import require
+
+require("torch")
 if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
     settings = "expandable_segments:True"  # less memory lost to gaps between tensors
     if tuple(map(int, version("torch").split(".")[:2])) >= (2, 13):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from configurator import VERSION
-from nanodnt.files import link_file, reason_of, retry_once, write_file
+from nanodnt.files import link_file, make_printable, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
@@ -89,7 +89,7 @@ class RunDirectory:
             project, group, tags = (self.record["train"][f"wandb_{name}"] for name in ("project", "group", "tags"))
             tags = [tag for tag in map(str.strip, tags.split(",")) if tag]
             how = dict(project=project, group=group or None, tags=tags)
-            how |= dict(name=self.path.name, id=run_id, resume="allow" if run_id else None)
+            how |= dict(name=make_printable(self.path.name), id=run_id, resume="allow" if run_id else None)
             self.wandb = wandb.init(dir=self.path, config=self.record, **how)
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
@@ -148,7 +148,7 @@ def read_end(path: Path) -> dict | None:
 
 def lock_folder(out_dir: Path):
     """A file: while it is open, no other process can lock `out_dir`, where there are locks. ValueError if one has."""
-    file = open(out_dir / ".lock", "a+")
+    file = open(out_dir / ".lock", "a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

@@ -49,10 +49,8 @@ class Env:
         if self.is_main:
             try:
                 print(*args, flush=True)
-            except UnicodeEncodeError:  # a text, on a terminal of another encoding
-                self.print(*map(ascii, args))
             except OSError:
-                sys.stdout = open(os.devnull, "w")  # for the rest of the process
+                sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for the rest of the process
 
     def any_rank(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""

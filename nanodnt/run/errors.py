@@ -8,9 +8,8 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from configurator import discard_output, flush_output, rank_tag
+from configurator import discard_output, flush_output, print_every_character, rank_tag
 from nanodnt.files import EXTRA, missing_package
-
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
@@ -22,6 +21,7 @@ def reports_errors(main):
 
     @wraps(main)
     def run() -> int:
+        print_every_character()
         try:
             code = main() or 0
         except EXPECTED as e:

@@ -1,6 +1,8 @@
 """What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
+import codecs
 import ctypes
+import locale
 import math
 import os
 import platform
@@ -47,7 +49,7 @@ def unusable_gpu() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # names none if it is empty, -1 or, by Slurm, NoDevFiles
     if not re.match(r"\d|GPU-|MIG-", visible) or torch.cuda.is_available() or not NVIDIA_DRIVER.exists():
         return ""
-    version = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text())
+    version = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text(encoding="utf-8"))
     driver = version[0] if version else "0"
     found, cuda = f"this machine has NVIDIA's driver {driver}, but torch {torch.__version__}", torch.version.cuda
     builds = " or ".join(f"CUDA {n} (from driver {least})" for n, least in DRIVERS.items() if n > 11)
@@ -74,9 +76,9 @@ def energy_counters(device: torch.device) -> list:
     by RAPL, on Linux and readable by root, some 10⁵ J. [] where neither can be read."""
     if device.type != "cuda":
         try:  # psys would count the packages again, and core, uncore and dram are parts
-            zones = [zone for zone in RAPL.glob("intel-rapl:*") if (zone / "name").read_text().startswith("package")]
+            zones = [zone for zone in RAPL.glob("intel-rapl:*") if (zone / "name").read_bytes().startswith(b"package")]
             files = [(zone / "energy_uj", zone / "max_energy_range_uj") for zone in sorted(zones)]
-            return [tuple(int(file.read_text()) / 1e6 for file in pair) for pair in files]
+            return [tuple(int(file.read_bytes()) / 1e6 for file in pair) for pair in files]
         except (OSError, ValueError):
             return []
     handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
@@ -107,7 +109,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
-        with open("/proc/cpuinfo") as f:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
             return next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
@@ -130,7 +132,23 @@ def attention_backend(config, env, masked: bool = False) -> str:
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
     """(bool, reason) for `auto`, True, False, `blocks`. A cold compile takes about a minute. auto compiles on a GPU; on
-    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes."""
+    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes.
+    ValueError where it is to compile, and torch cannot."""
+    compiled, reason = wants_compile(setting, device, training_flops)
+    if compiled:
+        check_locale()
+    return compiled, reason
+
+
+def check_locale() -> None:
+    """ValueError where torch cannot compile: it reads UTF-8 files of its own in the locale's encoding (2.13)."""
+    encoding = codecs.lookup(locale.getpreferredencoding(False)).name
+    if encoding == "ascii":
+        raise ValueError("torch.compile does not work in a locale of ASCII: export PYTHONUTF8=1, or --compile=False")
+
+
+def wants_compile(setting, device: torch.device, training_flops: float) -> tuple:
+    """`choose_compile`, whether torch can or not."""
     if setting != "auto":
         return bool(setting), "as asked"
     if device.type == "cuda":

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from nanodnt.files import write_file
+from nanodnt.files import make_printable, write_file
 from nanodnt.run.checkpoints import is_metrics_row
 from nanodnt.run.hardware import energy_counters, peak_flops, peak_memory_bytes
 
@@ -235,7 +235,8 @@ def draw_loss(out_dir: Path, unit: str) -> None:
     if len(val := dashed.get_ydata()):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
     per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
-    ax.set(xlabel=f"step{per_step}", ylabel=f"loss (nats per {unit})", title=out_dir.name.replace("$", r"\$"))
+    title = make_printable(out_dir.name).replace("$", r"\$")
+    ax.set(xlabel=f"step{per_step}", ylabel=f"loss (nats per {unit})", title=title)
     finish_axis(ax, rows, 0.05 * rows[-1]["step"])
     ax.legend(frameon=False)
     save_figure(fig, out_dir / "loss.png")

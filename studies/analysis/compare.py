@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from model import GPTConfig
-from nanodnt.files import write_file
+from nanodnt.files import make_printable, write_file
 from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure, training_seconds
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
@@ -96,11 +96,6 @@ def distinct_names(paths: list) -> list:
     if len(set(names)) < len(names):
         names = [path.relative_to(root).as_posix() for path in paths]
     return list(map(make_printable, names))
-
-
-def make_printable(text: str) -> str:
-    """`text` with "?" for line breaks and other control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def data_unit(runs: list) -> str:

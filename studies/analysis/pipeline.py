@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from configurator import PathName
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import save_figure
@@ -19,14 +20,15 @@ class AnalyzeConfig:
     # --- what to draw ---
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, preconditioner,
     #   variance, angular, removal, jacobian, conditioning, propositions, logits, experts, tracking
-    init_from: str = ""  # instead of runs: a folder or a name of Hugging Face, to be measured on `dataset`
-    out: str = ""  # folder for the results; empty = RUN/analysis, for several runs or init_from out/analysis
+    init_from: PathName = ""  # instead of runs: a folder or a name of Hugging Face, to be measured on `dataset`
+    out: PathName = ""  # folder for the results; empty = RUN/analysis, for several runs or init_from out/analysis
     report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
-    baseline: str = ""  # name of the run that the others are compared with; empty = the first
+    baseline: PathName = ""  # name of the run that the others are compared with; empty = the first
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
-    dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset. With init_from a
-    #   text file (UTF-8), or a prepared dataset with that model's tokenizer, in windows of at most 1,024 tokens
+    dataset: PathName = ""  # its validation windows, or images, are read; empty = the run's own dataset. With
+    #   init_from a text file (UTF-8), or a prepared dataset with that model's tokenizer, in windows of at most 1,024
+    #   tokens
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
     #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness,
     #   preconditioner 4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these and jacobian read 128

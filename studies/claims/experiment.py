@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from configurator import PathName
 from nanodnt.data import load_meta
 from nanodnt.files import write_file
 from nanodnt.run.checkpoints import is_number
@@ -38,14 +39,14 @@ CLIFF = 0.2  # nats: a rate whose double costs more is no tuned rate
 @dataclass
 class ReproduceConfig:
     # --- what ---
-    claims: str = "config/studies/papers.py"  # the claims file: yours, or one of config/studies/
+    claims: PathName = "config/studies/papers.py"  # the claims file: yours, or one of config/studies/
     only: str = ""  # ids of claims, names of papers, separated by commas; empty = all
     dry_run: bool = False  # print how many runs and hours it takes, and the commands that are known; train nothing
     judge_only: bool = False  # run nothing: judge what is recorded
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
-    out: str = "out/reproduce"  # folder of the runs
-    results: str = "docs/results"  # where NAME.md, and NAME/ with the record and figures, are written
+    out: PathName = "out/reproduce"  # folder of the runs
+    results: PathName = "docs/results"  # where NAME.md, and NAME/ with the record and figures, are written
 
 
 class Tuned(NamedTuple):  # an arm's settings, and the losses that chose them
@@ -131,7 +132,7 @@ class Record:
         """Note a measure, and `about`: outcome, seconds, machine; write the file, with what others recorded."""
         about |= {"args": list(run.args), "settings": self.digest(run)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+        with open(self.path.with_name(f".{self.path.name}.lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # between threads too
             runs = self._read(self.path)
             known = runs.get(run.path.name, {"measures": {}})
@@ -331,7 +332,7 @@ class Experiment:
         outcome, value = runner.read_outcome(run.path)
         if measure != "loss" and outcome != "diverged":
             value = quantities.MEASURES[measure](run.path)
-        seconds = json.loads((run.path / "done.json").read_text())["seconds"]
+        seconds = json.loads((run.path / "done.json").read_text(encoding="utf-8"))["seconds"]
         machine = {"hardware": describe_hardware(), **runner.read_origin(run.path)}
         self.record.add(run, measure, value, outcome=outcome, seconds=round(seconds or 0), machine=machine)
         return value

@@ -43,7 +43,7 @@ class Clock:
             path, began = Path(folder) / "probe", time.perf_counter()
             path.mkdir()
             args = [arg for arg in run.args if arg.removeprefix("--").partition("=")[0] not in flags]
-            with open(path / ".runner", "w") as lock:
+            with open(path / ".runner", "w", encoding="utf-8") as lock:
                 self.runner.train(TrainingRun(path, (*args, *(f"--{n}={v}" for n, v in flags.items()))), lock)
             whole, rows = time.perf_counter() - began, read_metrics(path)
         (rate,) = (name for name in rows[-1] if name.endswith("_per_s"))  # tokens or images

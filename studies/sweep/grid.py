@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configurator import ASKS, read_arguments, read_flags
+from configurator import ASKS, PathName, read_arguments, read_flags, read_path
 from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
@@ -28,7 +28,8 @@ class SweepConfig:
     seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5 (of one: 7,)
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
-    out: str = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty = out/sweep/NAME, of the first file
+    out: PathName = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty = out/sweep/NAME of the first
+    #   file
     print: bool = False  # print the commands, one a line, and run nothing
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
     # --- sizes: with several values of n_embd, or of n_layer ---
@@ -42,7 +43,7 @@ class SweepConfig:
         for is_so, text in (
             (len(modes) > 1, f"{' and '.join(modes)} {together}"),
             (self.for_ and modes not in ([], ["collect"]), f"for and {''.join(modes)} {together}"),
-            (self.out and Path(self.out).expanduser().is_file(), f"out={self.out} is a file: name a folder"),
+            (self.out and Path(self.out).is_file(), f"out={self.out} is a file: name a folder"),
             (not 0 <= self.coordinates <= 10_000, f"coordinates={self.coordinates} must be 0, which is off, to 10000"),
             (not 0 <= self.tokens_per_param <= 1e6, f"tokens_per_param={self.tokens_per_param} must be from 0 to 1e6"),
         ):
@@ -91,7 +92,8 @@ def split_arguments(argv: list) -> tuple:
             for word in [f"--{name}={text}" for text in values] if equals and arg.startswith("--") else [arg]:
                 read_arguments([word], train | ours)  # says what is wrong
             lists[name] = [str(int(float(text))) for text in values] if train[name].hint is int else values  # 64.0
-    if names := lists.get("dataset"):  # a path is meant from here; the runs start elsewhere
+    if names := [read_path(name) for name in lists.get("dataset", ())]:
+        # a path is meant from here; the runs start elsewhere
         paths = {name for name in names if "/" in name and (Path(name) / "meta.json").is_file()}
         lists["dataset"] = [str(Path(name).resolve()) if name in paths else name for name in names]
     return own, files, lists
@@ -100,6 +102,7 @@ def split_arguments(argv: list) -> tuple:
 def locate(file: str) -> str:
     """A config file, from the current folder or else the repository, as the runs name it: relative to the repository
     where it lies in it. ValueError if it is not there."""
+    file = read_path(file)
     if not (found := next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)):
         raise ValueError(f"there is no config file {file!r}")
     return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)

@@ -250,7 +250,7 @@ class Runner:
     def lock_folder(self, path: Path):
         """An open file that locks `path` for this process and for the train.py that inherits it: one that outlives a
         killed command keeps the lock, and the next command waits for it."""
-        file = open(path / ".runner", "w")
+        file = open(path / ".runner", "w", encoding="utf-8")
         for naps in count():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -150,7 +150,7 @@ def alive(folder, rank="*"):
 def is_alive(pid):
     try:
         os.kill(pid, 0)
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()  # Z: ended, but nobody has asked how
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")  # Z: ended, but nobody has asked how
     except ProcessLookupError:
         return False
     except FileNotFoundError:  # another system than Linux

@@ -1,9 +1,11 @@
 """Makefile, .ci/run, CITATION.cff: both parts of the tests always run; the papers are named."""
 
+import io
 import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -64,6 +66,46 @@ def test_the_citation_names_the_five_papers():
     assert papers <= set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
     assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text() and f"\nversion: {VERSION}\n" in text
     assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
+SCRIPTS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("data/*/prepare.py"))]
+# model.py is not among them: as a module it needs nothing but torch, and its command is this
+COMMANDS = [*SCHEMAS, *SCRIPTS, "-m nanodnt.plan", "-m nanodnt.data"]
+COMMANDS.remove("model.py")
+START = """
+import runpy, sys
+sys.path.insert(0, "")
+{change}
+sys.argv = sys.argv[1:]
+if sys.argv[0] == "-m":
+    runpy.run_module(sys.argv[1], run_name="__main__")
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MACHINES = {  # what is changed, and the line that a command ends with
+    "sys.platform = 'win32'; sys.modules['fcntl'] = None": "nanoDNT runs on Linux and macOS; on Windows use WSL2: ",
+    "sys.version_info = (3, 9, 18)": "nanoDNT needs Python 3.11 or newer, and this is ",
+    "pass": f"numpy is not installed for {sys.executable}: run `make install`, then ",  # -S: without any package
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_machine_that_cannot_run_it_is_told_in_one_line(command):
+    """Not by an import that fails."""
+    for change, line in MACHINES.items():
+        argv = [sys.executable, "-S", "-c", START.format(change=change), *command.split(), "--help"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_command_can_print_its_help_on_any_terminal(command, monkeypatch):
+    """Here in a locale that has no characters but ASCII."""
+    main = import_module("nanodnt.plan.__main__" if command == "model.py" else command.removesuffix(".py")).main
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert call(main, "--help") == 0
+    assert sys.stdout.buffer.getvalue().isascii()
 
 
 @pytest.mark.parametrize("command", SCHEMAS)

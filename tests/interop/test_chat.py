@@ -397,7 +397,7 @@ def chat(run, tmp_path, capsys, monkeypatch):
     """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that answers "bc"."""
 
     def chat(raw, *flags, tokenizer=TALK, follows=SAYS):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
         out = chain(run, tmp_path / "chat", follows, tokenizer)
         capsys.readouterr()
         code = call(sample.main, f"--out_dir={out}", "--device=cpu", "--dtype=float32", "--temperature=0", *flags)

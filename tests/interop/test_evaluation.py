@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from interop.evaluation.inputs import windows
+from interop.evaluation.inputs import list_inputs, windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
@@ -53,6 +53,15 @@ def plain_loop(model, ids, overlap) -> float:
                 nats -= (row[ids[position]] - row.logsumexp(0)).item()
         scored, start = start + T, start + T - overlap
     return nats
+
+
+def test_runs_and_inputs_in_the_home_folder(runs, monkeypatch):
+    monkeypatch.setenv("HOME", str(runs))
+    assert call(out_dir="~/a, ~/b", tasks="text", input="~/text.txt") == 0
+    assert list(read(runs / "a")) == list(read(runs / "b")) == [f"text {runs / 'text.txt'}"]
+    config = EvaluateConfig(out_dir="./~a,~/b")
+    assert config.folders() == ["./~a", f"{runs}/b"]
+    assert list_inputs("~/text.txt, ~/data") == [f"{runs}/text.txt", f"{runs}/data"]
 
 
 @pytest.mark.parametrize("overlap, batch_size", [(0, 16), (5, 3), (31, 7)])

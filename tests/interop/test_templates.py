@@ -333,7 +333,7 @@ def test_the_export_of_a_run(tmp_path, monkeypatch, capsys):
     text, ids = apply(transformers.AutoTokenizer.from_pretrained(tmp_path / "it"), chat("a", system="b"))
     assert text == "<|endoftext|>b\na\n" and ids == [256, *b"b\na\n"]
     assert template_of(load_pretrained(str(tmp_path / "it")).meta) == Template(**TEMPLATE)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n"), encoding="utf-8"))
     capsys.readouterr()
     assert call(sample.main, f"--init_from={tmp_path / 'it'}", "--chat", "--max_new_tokens=3") == 0
     assert capsys.readouterr().err in ("", "note: the answer is cut after max_new_tokens=3\n")

@@ -52,7 +52,7 @@ def test_what_the_checks_see(trial):
     path.write_text(text.replace('"train_loss": 3.', '"train_loss": 4.', 1))
     assert columns() == ["goes on differently"]
     path.write_text(text)
-    Path(f"{victim.out}.0.err").write_text("Traceback (most recent call last):\n")
+    Path(f"{victim.out}.0.err").write_text("Traceback (most recent call last):\n", encoding="utf-8")
     assert columns() == ["ended badly"]
     sleeper = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"--out_dir={victim.out}"])]
     assert victim.left_behind(sleeper, patience_s=0.1)

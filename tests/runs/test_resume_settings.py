@@ -238,6 +238,18 @@ def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys
     assert f"weights: {tmp_path / 'old' / 'last.pt'}, step" in capsys.readouterr().out
 
 
+def test_paths_in_the_home_folder(short, dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").symlink_to(dataset)
+    (tmp_path / "short").symlink_to(short)
+    for source in ("~/short", "auto:~/short"):
+        assert run(out_dir=f"~/{len(source)}", dataset="~/data", init_from=source, max_iters=1) == 0
+        assert f"weights: {tmp_path}/short/best.pt" in capsys.readouterr().out
+        assert (tmp_path / str(len(source)) / "last.pt").is_file()
+    assert run(out_dir="~/new", dataset="~/data", init_from="auto:~no body/short") == 1
+    assert "error: '~no body/short': there is no user 'no body'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt", "step_5.pt"])
 def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
     (begun / "prev.pt").rename(begun / "step_5.pt") if kept == "step_5.pt" else None

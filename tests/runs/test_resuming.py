@@ -89,7 +89,7 @@ def half_a_row():
     """A crash when half of a row is on disk."""
 
     def write_half(directory, row):
-        with open(directory.metrics, "a") as file:
+        with open(directory.metrics, "a", encoding="utf-8") as file:
             file.write('{"step": 17, "tok')
         crash()
 
@@ -198,7 +198,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
 def test_ctrl_c_saves_although_stdout_is_closed(dataset, tmp_path, monkeypatch):
     """Ctrl-C in `python train.py | tee log` also ends tee."""
     end, other_end = os.pipe()
-    with open(other_end, "w") as stdout:
+    with open(other_end, "w", encoding="utf-8") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         with at_row(9, lambda: (os.close(end), kill_me(signal.SIGINT))):
             assert run(out_dir=tmp_path, dataset=dataset) == 130

@@ -73,7 +73,7 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     (tmp_path / "prompt.txt").write_bytes(prompt.encode() + b"\n")  # as an editor writes it, and echo
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
     assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n"), encoding="utf-8"))
     assert draw("--start_file=-") == from_flag
 
 
@@ -81,7 +81,7 @@ def test_line_ends_and_a_byte_order_mark_of_a_prompt_are_dropped(draw, tmp_path,
     from_flag, written = draw("--start=It was\na bright\n"), b"\xef\xbb\xbfIt was\r\na bright\r\n\r\n"
     (tmp_path / "prompt.txt").write_bytes(written)
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8"))
     assert draw("--start_file=-") == from_flag
 
 
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch)
     flags = f"--out_dir={run}", "--device=cpu"
     code = call(sample.main, *flags, f"--start_file={tmp_path / 'prompt.txt'}")
     refusal(capsys, code, f"{tmp_path / 'prompt.txt'} is binary, no text: byte 1 is 0")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16"))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16")), encoding="utf-8"))
     refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is UTF-16: convert it first")
 
 
@@ -100,6 +100,15 @@ def test_a_special_name_in_a_prompt_is_said(run, capsys):
     out, err = capsys.readouterr()
     assert err == "note: the prompt: <|endoftext|> is read as ordinary text, not as a token\n"
     assert out.startswith("a<|endoftext|>b")
+
+
+def test_a_prompt_in_the_home_folder(draw, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "prompt.txt").write_text("It was", encoding="utf-8")
+    (tmp_path / "run").symlink_to(run)
+    from_flag = draw("--start=It was")
+    assert draw("--start=FILE:~/prompt.txt") == draw("--start_file=~/prompt.txt", "--out_dir=~/run") == from_flag
+    assert all(text.startswith("~ hello") for text in draw("--start=~ hello"))  # a text, not a path
 
 
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):

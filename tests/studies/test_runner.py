@@ -152,14 +152,14 @@ def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
-    made, other = Runner(1), open(tmp_path / ".runner", "w")
+    made, other = Runner(1), open(tmp_path / ".runner", "w", encoding="utf-8")
     fcntl.flock(other, fcntl.LOCK_EX)
     naps = iter(range(3))
     monkeypatch.setattr(time, "sleep", lambda seconds: next(naps) == 2 and other.close())
     made.lock_folder(tmp_path).close()
     assert list(naps) == []
     assert capsys.readouterr().out == f"waiting: {tmp_path} is being trained by another process\n"
-    with open(tmp_path / ".runner", "w") as other:
+    with open(tmp_path / ".runner", "w", encoding="utf-8") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         made.stop()
         with pytest.raises(Stopped):

@@ -66,6 +66,18 @@ def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     assert points_of(base, "--files=dnt/s1.py")[0].files == "config/dnt/s1.py"
 
 
+def test_a_home_folder_in_files_is_expanded(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("n_layer = 1\n", encoding="utf-8")
+    (tmp_path / "~mine.py").write_text("n_layer = 2\n", encoding="utf-8")
+    one, two = points_of(base, "--files=~/mine.py,config/dnt/s5.py+~/mine.py")
+    assert (one.files, two.files) == (f"{tmp_path}/mine.py", f"config/dnt/s5.py+{tmp_path}/mine.py")
+    monkeypatch.chdir(tmp_path)
+    assert points_of(base, "./~mine.py", "--beta2=0.9")[0].run.args[1] == f"{tmp_path}/~mine.py"
+    with pytest.raises(ValueError, match="'~no body/x.py': there is no user 'no body'"):
+        points_of(base, "--files=~no body/x.py")
+
+
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
     a, b, c = (make_run(tmp_path, ["x.py"], {"learning_rate": lr, "seed": 1}) for lr in ("1e-3", 0.001, "1.1e-3"))
     assert a == b and a.path != c.path

@@ -66,7 +66,9 @@ def flag(run, name: str):
 
 def write_base(path: Path, dataset, **changes) -> Path:
     """The config file of the made-up base."""
-    path.write_text("".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()))
+    path.write_text(
+        "".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()), encoding="utf-8"
+    )
     return path
 
 

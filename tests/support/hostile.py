@@ -63,7 +63,7 @@ def copy(world: World):
 @contextlib.contextmanager
 def limits():
     """Little memory and time: a file of some kilobytes is no reason to take gigabytes or minutes."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    mapped = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def give_up(*_):

@@ -1,12 +1,13 @@
 """Optimizers for tests: settings, small models with random parameters and gradients, steps with changing LRs."""
 
+import math
 import re
 from contextlib import contextmanager
 
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults, make_optimizer
+from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults, kernels, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.runs import ROOT, bits
 
@@ -63,6 +64,16 @@ def gradients(model, steps, seed=0, small=("gain_out", "bias", "pos", "vo")):
     scale = {name: 1e-8 if role in small else 1.0 for name, role in model.roles().items()}
     shapes = {name: p.shape for name, p in model.named_parameters()}
     return [{n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()} for _ in range(steps)]
+
+
+def spoil(grads, kind):
+    """The gradients of a step with found_inf. `one`: a single NaN; `other`: none, it was on another rank."""
+    grads = {name: g.clone() for name, g in grads.items()}
+    if kind in ("nan", "inf"):
+        return {name: torch.full_like(g, getattr(math, kind)) for name, g in grads.items()}
+    if kind == "one":
+        next(iter(grads.values()))[0, 0] = math.nan
+    return grads
 
 
 def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
@@ -131,6 +142,32 @@ def blocks_of(role, rows, head_dim):
     if role == "qk":
         return [slice(i, i + head_dim) for i in range(0, rows, head_dim)]
     return [slice(i, i + 1) for i in range(rows)] if role in DECAYED else [slice(None)]
+
+
+def ignore(update, *names):
+    """torch's function `update` as if its kernel ignored these arguments, as those of MPS did."""
+
+    def changed(*args, **kwargs):
+        return update(*args, **kwargs | dict.fromkeys(names))
+
+    return changed
+
+
+def lack(update):
+    """The same as if there were no kernel."""
+
+    def changed(*args, **kwargs):
+        raise NotImplementedError("Could not run 'aten::_fused_adamw_'")
+
+    return changed
+
+
+def break_kernels(monkeypatch, change, *args) -> None:
+    """A CPU counts as an unknown device, whose kernels are torch's with a `change`."""
+    for name in ("adamw", "sgd"):
+        monkeypatch.setattr(kernels, name, change(getattr(kernels, name), *args))
+    monkeypatch.setattr(kernels, "TRUSTED", ())
+    kernels.follows.cache_clear()
 
 
 def lion_source():

@@ -70,7 +70,7 @@ class Forked(FORKSERVER.Process):
 
     def communicate(self, timeout: float | None = None) -> tuple:
         self.wait(timeout)
-        return tuple(Path(f"{self.out}.{name}").read_text() for name in ("out", "err"))
+        return tuple(Path(f"{self.out}.{name}").read_text(encoding="utf-8") for name in ("out", "err"))
 
 
 def alone(out: Path, function, *args) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from configurator import configure, read_flags
+from configurator import PathName, configure, read_flags
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Train:
     lr_decay_iters: Optional[int] = None  # noqa: UP045 (the older spelling)
     # --- output ---
     out_dir: str = "out"  # run directory # with a second hash
+    to: PathName = "exported"  # a folder
     start: str = "\n"  # prompt
     note: str | None = None  # free text
     compile: Literal["auto", True, False] = "auto"  # torch.compile the model

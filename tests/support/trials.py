@@ -128,7 +128,10 @@ class Trial:
         if launcher != "fork":
             module = torchrun(self.command.processes) if launcher == "torchrun" else ()
             config = dict(out_dir=self.out, dataset=self.dataset, **LONG | self.command.flags)
-            with open(f"{self.out}.0.out", "w") as out, open(f"{self.out}.0.err", "w") as err:
+            with (
+                open(f"{self.out}.0.out", "w", encoding="utf-8") as out,
+                open(f"{self.out}.0.err", "w", encoding="utf-8") as err,
+            ):
                 return [start(*module, out=out, err=err, **config)]
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))

@@ -408,7 +408,7 @@ def test_sizes_are_extrapolated(monkeypatch):
 def test_profile(tmp_path, capsys):
     found = results(tmp_path, profile=True, out_dir=tmp_path / "out")
     assert Path(found["trace"]) == tmp_path / "out" / "bench" / "trace.json"
-    names = {event.get("name") for event in json.loads(Path(found["trace"]).read_text())["traceEvents"]}
+    names = {event.get("name") for event in json.loads(Path(found["trace"]).read_text(encoding="utf-8"))["traceEvents"]}
     assert {"aten::mm", "aten::_fused_adamw_"} <= names
     out = capsys.readouterr().out
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in out and "Self CPU" in out

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, GPTConfig
-from nanodnt.optim import make_optimizer
+from nanodnt.optim import kernels, make_optimizer
 from support.optimizers import (
     ALL,
     DNT,
@@ -24,21 +24,36 @@ from support.optimizers import (
     assert_parameters,
     assert_steps,
     blocks_of,
+    break_kernels,
     drive,
     driven,
     everything,
     gradients,
+    ignore,
     settings,
+    spoil,
     tiny,
     values,
     with_torch,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+both_kernels = pytest.mark.usefixtures("kernel")
+
+
+@pytest.fixture(params=["torch's", "plain"])
+def kernel(request, monkeypatch):
+    """torch's kernels; and the same that ignore grad_scale and found_inf, so that plain operators are used."""
+    if request.param == "plain":
+        break_kernels(monkeypatch, ignore, "grad_scale", "found_inf")
+    yield
+    kernels.follows.cache_clear()
+
 
 # ------------------------------------------------------------------------------------------------------ update rules
 
 
+@both_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adamw_is_torchs(layout):
     """torch.optim.AdamW in float64, a parameter at a time, with decay on the matrices."""
@@ -53,6 +68,7 @@ def test_adamw_is_torchs(layout):
 SGD = [dict(), dict(dampening=0.3), dict(nesterov=True), dict(momentum=0.5), dict(momentum=0.0)]
 
 
+@both_kernels
 @pytest.mark.parametrize("options", SGD, ids=str)
 def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
     """Decay first, w ← w (1 − ηλ), then torch.optim.SGD, whose first buffer is the whole gradient."""
@@ -64,6 +80,7 @@ def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
     assert_steps(update, tiny(**ALL), optimizer="msgdw", **options)
 
 
+@both_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adam_mini_is_its_definition(layout):
     """One second moment a head of q and k, a row of other matrices, a whole tensor of all else; ε outside the root."""
@@ -90,6 +107,7 @@ def test_adam_mini_is_its_definition(layout):
         torch.testing.assert_close(optimizer.state[p]["block_sq"].double(), v, rtol=1e-5, atol=0.0)
 
 
+@both_kernels
 @pytest.mark.parametrize(
     "changes", [dict(optimizer="adam_mini", beta1=0.0), dict(optimizer="muon", momentum=0.0, nesterov=False)], ids=str
 )
@@ -112,16 +130,7 @@ def test_adam_mini_refuses_a_head_that_does_not_divide_the_rows():
 # ------------------------------------------------------------------- steps with gradients that are not finite
 
 
-def spoil(grads, kind):
-    """The gradients of a step with found_inf. `one`: a single NaN; `other`: none, it was on another rank."""
-    grads = {name: g.clone() for name, g in grads.items()}
-    if kind in ("nan", "inf"):
-        return {name: torch.full_like(g, getattr(math, kind)) for name, g in grads.items()}
-    if kind == "one":
-        next(iter(grads.values()))[0, 0] = math.nan
-    return grads
-
-
+@both_kernels
 @pytest.mark.parametrize("kind", ["nan", "inf", "one", "other"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_makes_a_step_change_nothing(variant, kind):
@@ -142,15 +151,17 @@ def test_found_inf_makes_a_step_change_nothing(variant, kind):
     assert runs[0] == runs[1]
 
 
+@both_kernels
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_of_zero_is_the_same_as_none(variant):
-    """Bitwise for torch's fused rules. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
+    """Bitwise for AdamW and SGD. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
     without, zero = (driven(VARIANTS[variant], gradients(tiny(), STEPS), found_inf) for found_inf in (None, 0.0))
     if VARIANTS[variant]["optimizer"] in ("adamw", "msgdw"):
         assert everything(*without) == everything(*zero)
     assert_parameters(without[0], values(zero[0]), 2e-6)
 
 
+@both_kernels
 @pytest.mark.parametrize("found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(variant, found_inf, grad_scale):
@@ -161,6 +172,7 @@ def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(vari
         assert torch.equal(p.grad, steps[-1][name].float() / (grad_scale or 1.0)), name
 
 
+@both_kernels
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""

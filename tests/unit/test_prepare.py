@@ -1,6 +1,7 @@
 """Text to datasets: splits, formats, tokenizers, restarts, and what bad input gets told."""
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
+from nanodnt.data.__main__ import main as check_dataset
 from nanodnt.data.tokenizer import Tokenizer, pieces
 from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
@@ -61,6 +63,33 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------------------------------------- tokens and formats
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("data/*/prepare.py")))
+def test_every_script_can_print_its_help_on_any_terminal(name, monkeypatch):
+    main = prepared.load_script(name).main
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(SystemExit) as stop:
+        script.run(lambda: main(["--help"]))
+    sys.stdout.flush()
+    assert stop.value.code == 0 and sys.stdout.buffer.getvalue().startswith(b"usage: ")
+
+
+def test_a_home_folder_is_expanded(home, tmp_path, monkeypatch, capsys):
+    """./~ is a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("", "~"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(f"the text in {folder or 'home'}", encoding="utf-8")
+    for typed, folder, words in (("~", "", "the text in home"), ("./~", "~", "the text in ~")):
+        local.main([f"--input={typed}/a.txt", f"--out_dir={typed}/out", "--tokenizer=bytes", "--name=mine"])
+        (train,), (val,) = prepared.texts_of(tmp_path / folder / "out")
+        assert train + val == words
+    check_dataset(["~/out"])
+    with pytest.raises(SystemExit) as stop:
+        local.main(["--input=~no body/a.txt", "--tokenizer=bytes", "--name=mine"])
+    assert stop.value.code == 2 and "argument --input: '~no body/a.txt': there is no user" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["bytes", "gpt2"])

@@ -20,6 +20,7 @@ from nanodnt.run import hardware
 from nanodnt.run.checkpoints import RunState
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Env, Stop, choose_device, choose_parallel, join_processes
+from nanodnt.run.errors import reports_errors
 from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.metrics import Meter
 from nanodnt.run.parallel import choose_kept
@@ -91,11 +92,31 @@ def test_a_gpu_whose_energy_cannot_be_read(monkeypatch):
         assert hardware.energy_counters(torch.device("cuda")) == []
 
 
-def test_a_terminal_of_another_encoding_ends_no_run(monkeypatch):
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", out)
-    Env(0, 1, torch.device("cpu"), torch.float32, False).print("it writes: ü")
-    assert out.buffer.getvalue() == b"'it writes: \\xfc'\n"
+@pytest.mark.parametrize("encoding, written", [("ascii", b"\\xfc \\u2192"), ("latin-1", b"\xfc \\u2192")])
+def test_a_terminal_of_another_encoding_ends_no_run(encoding, written, monkeypatch):
+    """Whatever is printed, by whom it may be; also the name of a file that is no text."""
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
+
+    @reports_errors
+    def main():
+        print("ü →", end=" ")
+        env.print("\udcff")
+
+    assert main() == 0
+    assert sys.stdout.buffer.getvalue() == written + b" \\udcff\n"
+
+
+@pytest.mark.parametrize("encoding", ["ANSI_X3.4-1968", "ascii", "ISO-8859-1", "UTF-8"])
+def test_torch_compiles_where_it_can_read_its_own_files(encoding, monkeypatch):
+    monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale: encoding)
+    assert choose_compile(False, torch.device("cuda"), 0) == (False, "as asked")
+    if encoding in ("ANSI_X3.4-1968", "ascii"):  # two names of one
+        for setting in ("auto", True, "blocks"):
+            with pytest.raises(ValueError, match="export PYTHONUTF8=1, or --compile=False"):
+                choose_compile(setting, torch.device("cuda"), 0)
+    else:
+        assert choose_compile("auto", torch.device("cuda"), 0) == (True, "auto")
 
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (root@host)"

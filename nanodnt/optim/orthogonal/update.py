@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.optim.sgd import sgd
 
 from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
+from nanodnt.optim.kernels import average_gradients, update_sgd
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
-from nanodnt.optim.registry import average_gradients, for_kernel
 
 
 class Matrix(NamedTuple):
@@ -103,11 +102,11 @@ def apply_updates(group, matrices: list, updates, found_inf) -> None:
     if group["adjust_lr"] == "original":
         size = max(1, rows / columns) ** 0.5
     # torch's SGD without momentum: w − ηs (update + (λ/s) w)
-    numbers = dict(lr=group["lr"] * size, weight_decay=group["weight_decay"] / size, maximize=False)
-    numbers |= dict(momentum=0.0, dampening=0.0, nesterov=False) | for_kernel(None, found_inf)
+    numbers = dict(lr=group["lr"] * size, weight_decay=group["weight_decay"] / size)
+    numbers |= dict(momentum=0.0, dampening=0.0, nesterov=False)
     for part in split_into_stacks(list(zip(matrices, updates, strict=True)), matrices[0].p):
         params, steps = [local_shard(x.p) for x, _ in part], stack_as(dtype, [update for _, update in part])
-        sgd(params, list(steps), [None] * len(params), **numbers)
+        update_sgd(params, list(steps), [None] * len(params), None, found_inf, **numbers)
 
 
 # Messages. All matrices of one exchange have one shape; `owners`: for each the rank of the process that has the work.
