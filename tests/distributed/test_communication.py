@@ -23,8 +23,6 @@ from support.depth import spread
 from support.processes import assert_close, joined, processes
 from support.runs import load
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 ROWS = 6  # of each process in a step

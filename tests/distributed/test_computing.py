@@ -13,8 +13,6 @@ from support.parallel_runs import REFUSED
 from support.processes import SPOILT, assert_close, assert_same_values, joined, left, play, processes
 from support.runs import column, different, load, metrics, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_recomputed_activations_change_nothing(two):
     left(two / "recomputed", 2)

@@ -20,8 +20,6 @@ from support.optimizers import lion_source, registered, settings
 from support.processes import assert_close, joined, processes, sharded_like
 from support.runs import different, load, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)  # 6 matrices of 3 shapes, 14 of 4
 

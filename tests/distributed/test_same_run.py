@@ -16,8 +16,6 @@ from support.processes import BAD, STEPS, TOLERANCES, assert_close, assert_same_
 from support.runs import assert_same_run, call, column, different, load, tensors
 from support.tracked import assert_close_numbers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def divided_out(case: str, name: str) -> bool:
     """Whether a later norm divides this parameter out. Then its gradient is nothing but rounding errors."""

@@ -32,8 +32,6 @@ from support.processes import (
 from support.runs import ROOT, assert_same_run, column, different, load, metrics, run
 from support.strikes import some_step
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def own_store(monkeypatch):

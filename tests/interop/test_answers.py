@@ -22,7 +22,6 @@ from support.evaluation import EOT, assert_refused, call, make_byte_dataset, rea
 from support.runs import column, quick_runs, run
 from support.vision import make_digits
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 T = 48  # block_size of the runs
 WORDS = ["ab", "face", "d", "beef", "cab", "fade", "ebb", "acc", "bad", "efda", "ca", "fff", "deaf", "cafe", "dab", "e"]
 CHATS = [  # turns (prompt, answer): some of two and three turns

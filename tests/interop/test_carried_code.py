@@ -22,7 +22,6 @@ from support.examples import starting_tokenizer
 from support.models import LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, error, network, tokens
 from support.peers import CHARS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
 ROTARY = dict(LLAMA, **S5, lns="norm")
 EXPERTS = dict(LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")

@@ -19,7 +19,6 @@ from support.examples import write_records
 from support.processes import join_as, processes
 from support.runs import column, contents, quick_runs, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 T = 32  # block_size of the runs
 
 
@@ -311,7 +310,6 @@ def test_without_the_harness(runs, capsys, monkeypatch):
 
 def on_processes(rank: int, world: int, folder, commands: list) -> None:
     """evaluate.py on this process, one of `world` under torchrun, with each of the command lines {flag: value}."""
-    torch.set_num_threads(1)
     for turn, flags in enumerate(commands):
         with pytest.MonkeyPatch.context() as patch:
             join_as(patch, rank, world, folder / f"evaluation.{turn}")

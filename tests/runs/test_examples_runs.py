@@ -23,7 +23,7 @@ from support.prepared import open_prepared
 from support.runs import column, load, metrics, run
 from support.strikes import patched
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 T, EOT = 32, 256
 COMMON = dict(doc_mask=True, batch_size=12, max_iters=12, eval_interval=6, eval_tokens=0, learning_rate=5e-3)

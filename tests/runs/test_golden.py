@@ -17,7 +17,7 @@ from nanodnt.data.tokenizer import Tokenizer
 from support.depth import spread
 from support.runs import call, metrics, write_ids
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 QUICK = ("pre_ln", "dnt_s5_msgdw", "llama", "dyt", "dropout", "muon", "adam_mini", "blockwise_warmup_end", "wsd")
 
 

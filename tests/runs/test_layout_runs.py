@@ -10,7 +10,7 @@ from nanodnt.data.windows import PreparedText
 from nanodnt.weights import profile_admin
 from support.runs import load, run
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 ADMIN = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)
 
 

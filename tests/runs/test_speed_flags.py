@@ -18,7 +18,7 @@ from support.models import batch, build
 from support.runs import assert_same_run, column, run
 from support.strikes import at_call
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from support.tasks import BIAS, PRE, TASKS, write_all
 from support.trials import Trial, strike_all
 from support.vision import AUGMENTED
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 RANDOM = dict(AUGMENTED, drop_path=0.3, dropout=0.1)
 SHORT = dict(max_iters=12, eval_interval=6, save_interval=4, init_from="auto", batch_size=12, micro_batch_size=6)
@@ -176,6 +176,7 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
     """From the checkpoint of its middle, compiled anew; on two threads, where a backward pass that adds with atomics
     would differ from run to run."""
     flags = config(task, compile=True, n_layer=1, n_embd=64, max_iters=8, eval_interval=4, keep_every=4)
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch._dynamo.reset()
@@ -186,7 +187,7 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
         torch._dynamo.reset()
         assert run(out_dir=tmp_path / "halves", **flags) == 0
     finally:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
     assert_same_run(tmp_path / "whole", tmp_path / "halves")
 
 

@@ -26,7 +26,7 @@ from support.runs import MACHINE, assert_same_run, column, different, load, metr
 from support.strikes import at_row, kill_me, optimizers, spoil_gradients
 from support.tracked import PRE, UNIFIED, assert_close_numbers
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
 LAYOUTS = {

@@ -15,8 +15,6 @@ from support.analysis import batches_of, close, type_by_name
 from support.models import ALL, LLAMA, NET, PRE, S4, S5, S5_NET, build, error, floats, tokens
 from support.moe import MIXTURES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("name", [*ALL, *MIXTURES])
 def test_types_cover_every_parameter(name):

@@ -12,9 +12,6 @@ from support import reference
 from support.analysis import IN_PARTS, batches_of, close, solve
 from support.models import DYT_CONSTANT, NET, POST, PRE, S5, UNIFIED, build, error, floats, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 SLOTS = {
     "Pre-LN": (dict(), ["attn.pre", "mlp.pre"], ["final_norm"]),
     "DNT S5": (S5, ["attn.pre", "attn.mid", "mlp.mid"], ["final_norm"]),

@@ -18,8 +18,6 @@ from support.analysis import NETS, two_batches
 from support.models import LLAMA, NET, NONE, UNIFIED, build, floats, joined, tokens
 from support.optimizers import filled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TYPES = dict(q="q", k="k", v="v", o="o", gate="w1", up="w1", down="w2")
 QKV = {f"attn.f.{part}": "attn.pre" for part in "qkv"}
 UP, GATE = {"mlp.f.up": "mlp.pre"}, {"mlp.f.gate": "mlp.pre"}

@@ -14,8 +14,6 @@ from support import reference
 from support.analysis import IN_PARTS, NETS, batches_of, close, solve, two_batches
 from support.models import LLAMA, NET, POST, S5, SCHEMES, build, error, floats, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def mean_variance(x):
     """Over the channels of each token, divided by their number; the mean over tokens."""

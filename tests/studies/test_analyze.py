@@ -24,7 +24,6 @@ from studies.analysis.tracked import BY_DEPTH, BY_ROLE
 from support import runs as tiny
 from support.pages import ROOT, rows_with
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 APPLY = set(FIGURES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")

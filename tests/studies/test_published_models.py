@@ -18,7 +18,6 @@ from support.models import S5, build
 from support.peers import CHARS, edit_config, make_peer, save_tokenizer
 from support.runs import call as call_main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BYTES, T, TEXT = Tokenizer.meta_for("bytes"), 32, "Angles between what enters and what leaves a block. " * 3
 
 

@@ -42,7 +42,7 @@ def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subpr
     """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and `err`. `launcher`:
     the arguments between python and the script."""
     command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    env = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
     # pytest may have been started so that Ctrl-C is ignored
     listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
@@ -167,9 +167,8 @@ def join_as(patch, rank: int, world: int, path) -> None:
 
 @contextmanager
 def joined(rank: int, world: int, path, dtype=torch.float32, limit_s: int = 60, **env):
-    """The Env of this process, one of `world` that meet in a file at `path`, on one thread. For one alone there is no
-    process group. `env`: further fields of the Env."""
-    torch.set_num_threads(1)
+    """The Env of this process, one of `world` that meet in a file at `path`. For one alone there is no process
+    group. `env`: further fields of the Env."""
     limit = timedelta(seconds=limit_s)
     if world > 1:
         dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, path))

@@ -22,8 +22,6 @@ from support.examples import documents
 from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, tokens
 from support.operators import assert_same_gradients, fresh_compiler, standing_for
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROWS = ((7, 1, 12), (20,), (1, 1, 2, 3, 5, 8))  # tokens of the documents of each row
 OTHER_ROWS = ((19, 1), (4, 9, 7), (10, 10))
 T = 20

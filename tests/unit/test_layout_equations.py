@@ -13,8 +13,6 @@ from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, er
 from support.moe import MIXTURES, backward, difference, minimised
 from support.vision import POOLS, equation, pictures, scheme
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def compare_with_equations(flags, net, tolerances):
     """`tolerances`: {dtype of the model: of its logits and loss}."""

@@ -23,7 +23,6 @@ from support.operators import (
     with_plain_loss,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NETS = {
     "tied": dict(),
     "untied, bias": dict(tie_weights=False, bias=True, norm="layernorm"),

@@ -25,7 +25,6 @@ from support.moe import MIXTURES, backward, batch_of, difference, excess, minimi
 from support.operators import NoWaiting, fresh_compiler
 from support.optimizers import MIXED, NAMES, settings, tiny, values
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 each_mixture = pytest.mark.parametrize("name", MIXTURES)
 TIGHT = 1e-10
 

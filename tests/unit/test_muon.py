@@ -17,8 +17,6 @@ from nanodnt.optim.orthogonal.update import assign_owners
 from support.depth import spread
 from support.optimizers import drive, gradients, settings, tiny, values, with_torch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
 BAND = (0.68, 1.21)  # of singular values after five steps
 BLOCK_ROLES = ("qk", "vo", "ffn")

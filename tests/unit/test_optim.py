@@ -34,8 +34,6 @@ from support.optimizers import (
     with_torch,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # ------------------------------------------------------------------------------------------------------ update rules
 
 

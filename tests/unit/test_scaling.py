@@ -16,8 +16,6 @@ from support.runs import bits
 from support.vision import config_of
 from vision import ViT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def after_steps(model, optimizer):
     """The logits after 3 steps."""

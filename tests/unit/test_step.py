@@ -14,7 +14,6 @@ from support.models import LLAMA, S5, SIZE, error, gradients, tokens
 from support.operators import NoWaiting, Watch, with_plain_loss
 from support.optimizers import OURS, filled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
 
 

@@ -14,7 +14,6 @@ from support.depth import spread
 from support.models import LAYOUTS, LLAMA, S5, batch, build, error, gradients
 from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BF16 = torch.bfloat16
 
 

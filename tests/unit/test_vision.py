@@ -19,8 +19,6 @@ from support.reference import mean_loss
 from support.vision import PATCHES, build, config_of, cut, labels, pictures
 from vision import ViT, patches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # ---------------------------------------------------------------------------------------------- against transformers
 
 VIT = dict(norm="layernorm", bias=True, norm_eps=1e-12, mlp="gelu_erf")
