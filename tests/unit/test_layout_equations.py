@@ -12,7 +12,7 @@ from support.depth import spread
 from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
 from support.moe import MIXTURES, backward, difference, minimised
 from support.operators import assert_same_gradients
-from support.tolerances import as_near, shaken
+from support.tolerances import as_near, flat, shaken
 from support.vision import POOLS, equation, pictures, scheme
 
 
@@ -58,7 +58,7 @@ def test_forward_is_the_equation(name, n_layer, monkeypatch):
     idx, targets = batch()
 
     def logits_and_loss(model):
-        return torch.cat((model(idx)[0].flatten(), model(idx, targets)[1].view(1)))
+        return flat(model(idx)[0], model(idx, targets)[1])
 
     ours = logits_and_loss(build(flags, net.blocks, torch.float32))
     with monkeypatch.context() as patch:
@@ -66,7 +66,7 @@ def test_forward_is_the_equation(name, n_layer, monkeypatch):
         logits, loss = compare_with_equations(flags, net)
         usual = logits_and_loss(shaken(build(flags, net.blocks)))
     assert ours.dtype == torch.float32
-    assert as_near(ours, usual, torch.cat((logits.flatten(), loss.view(1))))
+    assert as_near(ours, usual, flat(logits, loss))
 
 
 @pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))

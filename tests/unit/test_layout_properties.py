@@ -15,7 +15,7 @@ from support.depth import spread
 from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, depth_of, error, gradients, tokens
 from support.moe import MIXTURES
 from support.operators import Watch
-from support.tolerances import as_near, shaken
+from support.tolerances import as_near, flat, shaken
 from vision import ViT
 
 BLOCK = r"blocks\.\d+\."  # of a parameter name
@@ -152,8 +152,7 @@ def test_the_traced_model_is_one_graph_and_the_same_function(name):
 def numbers(model, idx, targets):
     """(logits and loss, gradients), each as one vector."""
     loss, grads = gradients(model, idx, targets)
-    logits = model(idx)[0].detach()
-    return torch.cat((logits.flatten(), loss.view(1))), torch.cat([grad.flatten() for grad in grads.values()])
+    return flat(model(idx)[0], loss), flat(*grads.values())
 
 
 @mostly_deep
