@@ -23,12 +23,11 @@ from support.examples import starting_tokenizer
 from support.models import LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, error, network, tokens
 from support.moe import backward
 from support.peers import CHARS
-from support.tolerances import LOSS_ROUNDINGS, as_near, flat, roundings
+from support.tolerances import LOSS, as_near, flat
 
 LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
 ROTARY = dict(LLAMA, **S5, lns="norm")
 EXPERTS = dict(LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
-LOSS = roundings(LOSS_ROUNDINGS)
 EACH = pytest.mark.parametrize("flags", [LEARNED, ROTARY, EXPERTS], ids=["learned positions", "rotary", "experts"])
 
 

@@ -17,7 +17,7 @@ from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from support.depth import spread
 from support.runs import call, metrics, write_ids
-from support.tolerances import LOSS_ROUNDINGS, roundings, shake
+from support.tolerances import LOSS, roundings, shake
 
 pytestmark = pytest.mark.usefixtures("quick")
 QUICK = ("pre_ln", "dnt_s5_msgdw", "llama", "dyt", "dropout", "muon", "adam_mini", "blockwise_warmup_end", "wsd")
@@ -96,7 +96,7 @@ def test_losses_are_the_recorded_ones(name, golden_dataset, tmp_path, monkeypatc
     moved = losses(tmp_path / "moved", golden_dataset, flags)
     far = max(abs(a - b) for a, b in zip(found, moved, strict=True))
     assert 0 < far < 1e-3
-    assert found == pytest.approx(expected, abs=far + 5e-6 + 5 * roundings(LOSS_ROUNDINGS))
+    assert found == pytest.approx(expected, abs=far + 5e-6 + 5 * LOSS)
 
 
 if __name__ == "__main__":
