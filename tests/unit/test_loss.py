@@ -145,7 +145,7 @@ def test_large_logits_do_not_overflow(dtype):
     exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
     assert (x.flatten(0, 1) @ weight.T).abs().max() > 1e4
     loss, dx, dw = functional(x, weight, targets, dtype, 200, 2)
-    assert error(loss, exact[0]) < 1e-3
+    assert error(loss, exact[0]) < roundings(2 / 200**0.5, torch.bfloat16)  # a mean of 200
     for a, b in ((dx, exact[1]), (dw, exact[2])):
         assert a.isfinite().all()
         assert (a - b).norm() < 0.1 * b.norm()  # a softmax of such logits is 0 or 1, and rounding decides near ties
