@@ -270,9 +270,8 @@ def test_flex_attention_is_attention(T, kv_heads, compiled):
     call = torch.compile(lambda *args: attend(*args), dynamic=False) if compiled else attend
     with torch.no_grad():
         plain = attend(q, k, v, visible_keys(torch.arange(T), positions, T))
-        assert error(call(q, k, v, document_blocks(positions)), plain) < (
-            roundings(T) if compiled else 1e-12
-        )  # sums of up to T
+        allowed = roundings(80) if compiled else 1e-12  # 80: sums of 32 products, a softmax, a sum of up to T
+        assert error(call(q, k, v, document_blocks(positions)), plain) < allowed
 
 
 @eager_flex
