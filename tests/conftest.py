@@ -1,9 +1,9 @@
-"""What all tests share: the two suites, one torch thread a worker, a small dataset."""
+"""What all tests share: the two suites, the number of torch threads, a small dataset."""
 
 import os
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers run side by side, and so do the processes that they start
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+# Tests run side by side, and so do the processes that they start. Before torch is imported, which reads it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -49,17 +49,6 @@ from support.runs import make_dataset, quick_runs  # noqa: E402
 def dataset(tmp_path_factory):
     """A small prepared dataset, for tests that only read it."""
     return make_dataset(tmp_path_factory.mktemp("data") / "walk")
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """One CPU thread, as the processes of support.runs have: the same sums, and no waiting for cores others use."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

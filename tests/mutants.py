@@ -38,7 +38,7 @@ def apply(mutant: dict, root: Path) -> None:
 def first_failure(root: Path, tests: list) -> str | None:
     """The first of these tests that fails in the tree at `root`, or None."""
     command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | dict(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    environment = os.environ | dict(PYTHONDONTWRITEBYTECODE="1")
     try:
         run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

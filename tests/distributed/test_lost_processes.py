@@ -19,8 +19,6 @@ from support.runs import load, make_dataset, metrics, run
 from support.strikes import ALWAYS, at_call, kill_me
 from support.trials import Trial, strike_all
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=2, init_from="auto")
 
 # ------------------------------------------------------------------------------------------------------- one is wrong

@@ -79,7 +79,6 @@ def size(t: torch.Tensor) -> int:
 
 def count_messages(folder):
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
     with pytest.MonkeyPatch.context() as patch:
         small = partial(parallel.DistributedDataParallel, bucket_cap_mb=0.5)

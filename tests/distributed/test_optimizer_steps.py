@@ -19,8 +19,7 @@ from support.depth import spread
 from support.optimizers import lion_source, registered, settings
 from support.processes import assert_close, joined, processes, sharded_like
 from support.runs import different, load, tensors
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from support.tolerances import roundings
 
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)  # 6 matrices of 3 shapes, 14 of 4
@@ -126,7 +125,7 @@ def test_steps_on_shards(worlds, tmp_path):
             expected = one[case, 0]
             for part in ("model", "state"):
                 a, b = tensors(got[part]), tensors(expected[part])
-                assert_close(a, b, 1e-6)
+                assert_close(a, b, roundings(8))
                 exact = [key for key in a if "momentum" in key or ".f." in key and "router" not in key]
                 exact = exact if case.startswith("muon") else []
                 assert different([a[key] for key in exact], [b[key] for key in exact]) == [] if exact else True, case

@@ -17,7 +17,6 @@ from support.hostile import refusal
 from support.processes import play, processes
 from support.runs import call, contents, load, make_dataset, run, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = dict(max_iters=20, eval_interval=10, parallel="fsdp", block_size=16, track_interval=0, n_expert=3)
 FORMATS = ("file", "sharded")
 

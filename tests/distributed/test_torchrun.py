@@ -18,6 +18,7 @@ import pytest
 
 from support.parallel_runs import ONE_BAD, ONE_BAD_STEP, make_one_bad
 from support.processes import (
+    ENDS,
     RUN,
     TOLERANCES,
     assert_close,
@@ -31,8 +32,6 @@ from support.processes import (
 )
 from support.runs import ROOT, assert_same_run, column, different, load, metrics, run
 from support.strikes import some_step
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -268,9 +267,9 @@ def test_machines_come_and_go(dataset, tmp_path):
 
     assert run(out_dir=tmp_path / "one", dataset=dataset, **CONFIG) == 0
     assert [row["step"] for row in metrics(out)] == list(range(61))
-    for name, rel in dict(TOLERANCES, train_loss=5e-5, val_loss=5e-5, grad_norm=5e-4).items():
-        assert column(out, name) == pytest.approx(column(tmp_path / "one", name), rel=rel, abs=0), name
-    assert_close(load(out / "last.pt")["model"], load(tmp_path / "one" / "last.pt")["model"], 1e-3)
+    for name, rel in TOLERANCES.items():  # 60 steps, not 20
+        assert column(out, name) == pytest.approx(column(tmp_path / "one", name), rel=3 * rel, abs=0), name
+    assert_close(load(out / "last.pt")["model"], load(tmp_path / "one" / "last.pt")["model"], ENDS)
 
 
 def test_the_sbatch_script_is_bash(tmp_path):

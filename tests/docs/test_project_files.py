@@ -46,17 +46,43 @@ def test_torch_comes_first_in_the_tested_version_and_from_the_index_asked_for(in
         assert command[command.index("-c") + 1] == "constraints.txt"
 
 
+def run_ci(tmp_path, day: int, failing: str = "") -> tuple:
+    """.ci/run with a make that writes down what it is called with: (exit code, those lines, what was printed)."""
+    (tmp_path / ".ci").mkdir(exist_ok=True)
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    settings = " ".join(f'{name}="${name}"' for name in SETTINGS)
+    make = f'echo "$1" {settings} >> calls\necho "7 passed in 1.5s"\n[ "$1" != "{failing}" ]\n'
+    for name, script in (("make", make), ("date", f"echo {day:02}\n")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}")
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    (tmp_path / "calls").unlink(missing_ok=True)
+    result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
+    return result.returncode, (tmp_path / "calls").read_text().splitlines(), result.stdout.splitlines()
+
+
+SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
+NONE = " ".join(f"{name}=" for name in SETTINGS)
+
+
 @pytest.mark.parametrize("failing", ["", "install-eval", "lint", "test", "test-deep"])
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    (tmp_path / "make").write_text(f'#!/bin/sh\necho "$1" >> calls\necho "7 passed in 1.5s"\n[ "$1" != "{failing}" ]\n')
-    (tmp_path / "make").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
-    assert result.returncode == bool(failing)
-    assert (tmp_path / "calls").read_text().split() == ["install-eval", "lint", "test", "test-deep"]
-    assert result.stdout.splitlines()[-4:] == ["7 passed in 1.5s"] * 4
+    code, calls, lines = run_ci(tmp_path, 8, failing)
+    assert code == bool(failing)
+    assert calls[:4] == [f"{target} {NONE}" for target in ("install-eval", "lint", "test", "test-deep")]
+    assert calls[4:] == ["test ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE OMP_NUM_THREADS="]
+    assert lines[-6:] == [  # this make closes each target so
+        "closing lines of the test runs, the last one with ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE:",
+        *["7 passed in 1.5s"] * 5,
+    ]
+
+
+def test_ci_has_another_setting_each_day(tmp_path):
+    found = [run_ci(tmp_path, day)[1][-1] for day in range(1, 32)]
+    assert len(set(found)) == 26 and found[26:] == found[:5] and f"test {NONE}" not in found
+    chosen = [{part.split("=")[1] for part in parts} for parts in zip(*(one.split()[1:] for one in found), strict=True)]
+    assert chosen == [{"", "default", "avx2"}, {"", "AVX2", "AVX512_CORE"}, {"", "2", "4"}]
 
 
 def test_the_citation_names_the_five_papers():

@@ -19,7 +19,6 @@ from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
 from support.devices import bench_setting, on_devices
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {
     "cuda": dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=50257),
     "cpu": dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=64),

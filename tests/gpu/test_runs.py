@@ -13,7 +13,6 @@ from support.devices import GPU
 from support.processes import finish, start, wait_for_row
 from support.runs import assert_same_run, call, column, load, run, tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, THIRD = 60, 20
 RUN = dict(max_iters=STEPS, eval_interval=THIRD, keep_every=THIRD, track_interval=0)
 SIZES = {"cpu": {}, "cuda": dict(n_layer=4, n_head=4, n_embd=256, block_size=64)}

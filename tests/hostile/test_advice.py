@@ -16,7 +16,7 @@ from support.hostile import RESUME, World, assert_refused, start
 from support.runs import ROOT, make_dataset
 from support.spoil import cut
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 KEEP = "--overwrite=False"
 

@@ -16,7 +16,7 @@ from support.hostile import RESUME, TRAIN, assert_refused, call, cases, refuse, 
 from support.runs import contents
 from support.spoil import checkpoint, put
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 FOUR = "--n_expert=4"
 BIAS = f"{FOUR} --balance=bias"
 

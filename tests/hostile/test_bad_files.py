@@ -35,7 +35,7 @@ from support.spoil import (
     write,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"
 PT = "run/*.pt"  # what a case that fails in the middle of a run must keep
 OTHER = [chr(ord("a") + i) for i in range(50)]  # another alphabet of 50

@@ -19,7 +19,7 @@ from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import bomb, change_meta, encode, noise, write_dataset, write_split
 from support.spoil import drop, during, meta, put, truncate
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 IMAGES = dict(patch_size=4, block_size=5, eval_tokens=20)
 LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"  # reads every training image
 PT = "run/*.pt"

@@ -17,7 +17,7 @@ from support.processes import Forked, call_main, finish
 from support.runs import contents
 from support.spoil import broken_compiler, checkpoint, cut, environ, missing_package, put, write
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
 GROUP = dict(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")  # has no rank 0

@@ -14,7 +14,7 @@ from support.runs import contents
 from support.spoil import checkpoint, put
 from support.vision import make_digits
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 
 SIZE = "--patch_size=2 --block_size=1024"  # 1024, the default: the dataset says how many tokens an image has
 DIGITS = " --dataset={tmp}/digits"

@@ -21,7 +21,7 @@ from support import runs
 from support.hostile import changes, copy, holders, load, refused_as_none, resume, save, speak
 from support.hypotheses import JSON, LEAVES, NUMBERS, drawn
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 
 # ------------------------------------------------------------------------------------------ bytes of a checkpoint
 

@@ -24,7 +24,7 @@ from support import runs
 from support.hostile import SAMPLE, TRAIN, assert_one_line, call, copy, holders, refused_as_none, resume, works
 from support.hypotheses import JSON, drawn
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 
 # ------------------------------------------------------------------------------------------------------- meta.json
 

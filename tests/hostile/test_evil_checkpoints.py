@@ -18,7 +18,7 @@ from nanodnt.run.checkpoints import load_latest
 from support.hostile import copy, load, resume, speak
 from support.hypotheses import drawn
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Evil:

@@ -37,10 +37,7 @@ from support.evaluation import (
 from support.runs import ROOT
 
 MISSING = [name for name in ("lm_eval", "transformers", "accelerate") if not importlib.util.find_spec(name)]
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make install-eval"),
-]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make install-eval")
 METRICS = {
     "local_choices": ["acc", "acc_norm"],
     "local_rolling": ["word_perplexity", "byte_perplexity", "bits_per_byte"],
@@ -332,7 +329,7 @@ def test_python_evaluate_py(runs, folder, tmp_path):
         "import evaluate\n\n\ndef measure(doc, results):\n"
         "    return {'exact_match': float(callable(evaluate.load) and hasattr(evaluate, '__path__'))}\n"
     )
-    env = os.environ | dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
+    env = os.environ | dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"))
     argv = [sys.executable, "evaluate.py", "--device=cpu", f"--out_dir={runs / 'a'}", "--tasks=measured"]
     argv.append(f"--task_folder={tmp_path}")
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)

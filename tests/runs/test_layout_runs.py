@@ -8,9 +8,11 @@ import torch
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.weights import profile_admin
+from support.processes import ENDS, assert_close
 from support.runs import load, run
+from support.tracked import PRE
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 ADMIN = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)
 
 
@@ -26,7 +28,7 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
     profile_admin(model, torch.from_numpy(idx))
     for name, value in model.state_dict().items():
         if "skip" in name:
-            assert torch.allclose(trained["model"][name], value, rtol=1e-4), name
+            assert torch.equal(trained["model"][name], value), name
     assert model.blocks[0].attn.skip.gain[0] == 1 and model.blocks[1].mlp.skip.gain[0] != 1
 
     assert run(**flags, max_iters=2, init_from="resume") == 0
@@ -36,14 +38,15 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
 
 
 def test_micro_batches_only_split_the_work_of_the_power_iteration(dataset, tmp_path):
-    """σReparam moves u and v once a step, whatever the accumulation."""
+    """σReparam moves u and v once a step, whatever the accumulation. (No norm follows a matrix: it would divide σ out,
+    and leave rounding alone to move it.)"""
     for micro in (8, 2):
-        flags = dict(sigma_reparam=True, micro_batch_size=micro, out_dir=tmp_path / str(micro))
+        flags = dict(PRE, qk_norm=False, sigma_reparam=True, micro_batch_size=micro, out_dir=tmp_path / str(micro))
         assert run(**flags, dataset=dataset, max_iters=6) == 0
     a, b = (load(tmp_path / micro / "last.pt")["model"] for micro in ("8", "2"))
     moved = GPT(GPTConfig(**load(tmp_path / "8" / "last.pt")["model_config"]), seed=1337).state_dict()
+    assert_close(a, b, ENDS, moved)
     for name in a:
-        assert torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4), name
         if name.endswith((".u", ".v")):
             assert not torch.equal(a[name], moved[name]), name
 

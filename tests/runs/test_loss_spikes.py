@@ -12,7 +12,7 @@ from nanodnt.run.directory import RunDirectory
 from support.runs import assert_same_run, different, load, logged, metrics, run
 from support.strikes import ALWAYS, at_call
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 SPIKE = dict(max_iters=40, eval_interval=20, save_interval=6, loss_spike=0.5)
 
@@ -33,7 +33,7 @@ def spoilt_after(*steps):
 
 
 @pytest.fixture(scope="module")
-def rolled_back(dataset, tmp_path_factory, one_thread):
+def rolled_back(dataset, tmp_path_factory):
     """(run directory, output, steps whose batches were read) of a run whose weights are spoilt after step 21: the loss
     of step 22 shows it, and the last checkpoint is of step 20."""
     out_dir, output, read = tmp_path_factory.mktemp("rolled_back"), io.StringIO(), []

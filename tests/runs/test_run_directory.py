@@ -17,7 +17,7 @@ from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, contents, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

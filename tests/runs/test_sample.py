@@ -16,7 +16,7 @@ from support.hostile import refusal
 from support.runs import ROOT, call
 from support.sampling import TEXT, chain, make_dataset, train_run
 
-pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,11 @@ from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.hostile import refusal
 from support.models import batch, build
+from support.processes import TOLERANCES
 from support.runs import assert_same_run, column, run
 from support.strikes import at_call
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monkeypatch):
@@ -68,7 +69,7 @@ def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatc
     assert run(out_dir=tmp_path, loss_chunks=3, **base[0]) == 0
     assert asked == {3}
     for name in ("train_loss", "val_loss", "grad_norm"):
-        assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)
+        assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=TOLERANCES[name])
 
 
 def test_compiling_leaves_no_gradients_behind(monkeypatch):

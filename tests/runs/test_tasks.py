@@ -11,14 +11,15 @@ import train
 from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
-from support.processes import assert_same_values, finish, train_forked, wait_for_row
+from support.processes import TOLERANCES, assert_same_values, finish, train_forked, wait_for_row
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
+from support.tolerances import LOSS
 from support.trials import Trial, strike_all
 from support.vision import AUGMENTED
 
-pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 
 RANDOM = dict(AUGMENTED, drop_path=0.3, dropout=0.1)
 SHORT = dict(max_iters=12, eval_interval=6, save_interval=4, init_from="auto", batch_size=12, micro_batch_size=6)
@@ -167,7 +168,9 @@ def test_eval_only_prints_the_loss_that_was_logged(task, config, whole, tmp_path
     capsys.readouterr()
     flags = config(task, init_from=source, eval_only=True, micro_batch_size=3)
     assert run(out_dir=tmp_path, **flags) == 0
-    assert evaluated(capsys) == pytest.approx(column(whole(task), "val_loss")[12], abs=2e-6)
+    expected = column(whole(task), "val_loss")[12]
+    allowed = expected * LOSS + 5e-7  # six decimals are printed
+    assert evaluated(capsys) == pytest.approx(expected, abs=allowed)
 
 
 @pytest.mark.deep
@@ -176,6 +179,7 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
     """From the checkpoint of its middle, compiled anew; on two threads, where a backward pass that adds with atomics
     would differ from run to run."""
     flags = config(task, compile=True, n_layer=1, n_embd=64, max_iters=8, eval_interval=4, keep_every=4)
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch._dynamo.reset()
@@ -186,7 +190,7 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
         torch._dynamo.reset()
         assert run(out_dir=tmp_path / "halves", **flags) == 0
     finally:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
     assert_same_run(tmp_path / "whole", tmp_path / "halves")
 
 
@@ -210,4 +214,4 @@ def test_compiled_is_eager(task, compile, config, tmp_path, capsys):
         assert run(out_dir=tmp_path / "compiled", **flags | dict(compile=compile)) == 0
     assert "compiled in" in capsys.readouterr().out
     assert before == [graphs["unique_graphs"]] and (task != "text" or before == [2 if compile is True else 6])
-    assert_same_values(tmp_path / "compiled", tmp_path / "eager", grad_norm=5e-4)
+    assert_same_values(tmp_path / "compiled", tmp_path / "eager", grad_norm=3 * TOLERANCES["grad_norm"])

@@ -12,6 +12,8 @@ from nanodnt.weights import model_from_checkpoint
 from support.models import error
 from support.reference import Net
 from support.runs import column, load, metrics, run
+from support.tolerances import FORWARD, LOSS, roundings
+from support.tracked import SIX_DIGITS
 from support.vision import AUGMENTED, TINY, equation, make_digits
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -83,9 +85,9 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
     images, targets = (torch.from_numpy(part) for part in data.val_batch(data.validation(), 50))
     weights = {name: t.double() for name, t in found["model"].items()}
     logits = equation(net, weights, images.double(), 2, "mean")
-    assert error(model.eval()(images)[0], logits) < 1e-5
+    assert error(model.eval()(images)[0], logits) < FORWARD
     row = metrics(tmp_path)[-1]
-    assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
+    assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=LOSS)
     order = logits.argsort(1, descending=True)
     for k in (1, 5):
         assert row[f"val_top{k}"] == pytest.approx((order[:, :k] == targets[:, None]).any(1).double().mean().item())
@@ -108,7 +110,7 @@ def test_bf16_is_close_to_fp32(digits, tmp_path):
     for dtype in ("float32", "bfloat16"):
         train(tmp_path / dtype, digits, max_iters=10, dtype=dtype, label_smoothing=0.1)
     ours, exact = (column(tmp_path / dtype, "train_loss") for dtype in ("bfloat16", "float32"))
-    assert ours == pytest.approx(exact, rel=0.03) and ours != exact
+    assert ours == pytest.approx(exact, rel=roundings(2, torch.bfloat16)) and ours != exact
     assert {t.dtype for t in load(tmp_path / "bfloat16" / "last.pt")["model"].values()} == {torch.float32}
 
 
@@ -135,8 +137,8 @@ def test_tracked_numbers(digits, tmp_path, monkeypatch):
     with torch.no_grad():
         streams.append(model.stream(torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0])))
     variances = [((t - t.mean(-1, keepdim=True)) ** 2).mean().item() for t in streams]
-    assert track["stream_var"] == pytest.approx(variances, rel=1e-4) and len(streams) == 3
-    assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=1e-4)
+    assert track["stream_var"] == pytest.approx(variances, rel=SIX_DIGITS) and len(streams) == 3
+    assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=SIX_DIGITS)
     assert any(causal < whole for whole, causal in logits)
     roles = {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
     for name in ("grad_norm", "grad_kurtosis", "update_ratio", "weight_norm"):

@@ -14,8 +14,7 @@ from support import reference
 from support.analysis import batches_of, close, type_by_name
 from support.models import ALL, LLAMA, NET, PRE, S4, S5, S5_NET, build, error, floats, tokens
 from support.moe import MIXTURES
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from support.tolerances import FORWARD, GRADIENTS
 
 
 @pytest.mark.parametrize("name", [*ALL, *MIXTURES])
@@ -48,11 +47,11 @@ def test_block_norms(name):
     measured = norms.measure_norms(model)
     types, found = measured["types"], measured["blocks"]
     assert types.keys() == whole.keys()
-    assert all(types[kind] == pytest.approx(square**0.5, rel=1e-5) for kind, square in whole.items())
+    assert all(types[kind] == pytest.approx(square**0.5, rel=FORWARD) for kind, square in whole.items())
     assert list(found) == ["q", "k", "v", "o", "w1", "w2", "attn_gain", "mlp_gain"]
     for kind, its in found.items():
         wanted = [squares.get((kind, block), math.nan) ** 0.5 for block in range(3)]
-        assert its == pytest.approx(wanted, rel=1e-5, nan_ok=True), kind
+        assert its == pytest.approx(wanted, rel=FORWARD, nan_ok=True), kind
     assert math.isnan(found["attn_gain"][1]) == (name == "no gain")
 
 
@@ -101,7 +100,7 @@ def test_gradients_are_of_the_mean_over_all_targets(flags, words):
         grads = gradients.compute_gradients(model, batches)
         assert grads.keys() == weights.keys()
         for name, g in grads.items():
-            assert g.dtype == torch.float32 and error(g, weights[name].grad) < 1e-4, name
+            assert g.dtype == torch.float32 and error(g, weights[name].grad) < GRADIENTS, name
 
 
 def statistics(values, scale=1.0):
@@ -263,7 +262,7 @@ def test_sharpness_is_n_times_the_square_of_the_mean_gradient(monkeypatch):
     for rows in (3, 2, 1):
         h = gradients.estimate_sharpness(model, batches_of(idx, rows), 2, torch.Generator())
         for name, w in weights.items():
-            assert error(h[name], 12 * w.grad**2) < 1e-4, name
+            assert error(h[name], 12 * w.grad**2) < GRADIENTS, name
 
 
 def test_sharpness_by_type():

@@ -23,8 +23,8 @@ from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
 from studies.analysis.tracked import BY_DEPTH, BY_ROLE
 from support import runs as tiny
 from support.pages import ROOT, rows_with
+from support.tracked import SIX_DIGITS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 APPLY = set(FIGURES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
@@ -91,9 +91,9 @@ def test_numbers_of_a_run(runs, drawn):
     last = {name: record(drawn[0], name)["runs"]["dnt"][-1] for name in APPLY}
     weights = tiny.load(runs / "dnt" / "last.pt")["model"]
 
-    assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
+    assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=SIX_DIGITS)
     rms = weights["final_norm.gain"].square().mean().sqrt().item()
-    assert last["gains"]["slots"]["final_norm"]["rms"] == pytest.approx(rms, rel=1e-4)
+    assert last["gains"]["slots"]["final_norm"]["rms"] == pytest.approx(rms, rel=SIX_DIGITS)
     assert last["gains"]["cosines"] == []
     kinds = last["sharpness"]["types"]
     assert kinds["emb"]["n"] == 50 * 32, "the padding of the vocabulary counts"
@@ -249,13 +249,13 @@ def test_a_mixture_of_experts(runs, tmp_path, names):
     for i, track in enumerate(rows.values()):
         assert found["entropy"][i] == track["router_entropy"] and len(track["load"]) == 2
         for block, load in enumerate(track["load"]):
-            assert found["load"][str(block + 1)][i] == pytest.approx([5 * x for x in load], rel=1e-4)
-            assert sum(load) == pytest.approx(1, rel=1e-4)
+            assert found["load"][str(block + 1)][i] == pytest.approx([5 * x for x in load], rel=SIX_DIGITS)
+            assert sum(load) == pytest.approx(1, rel=SIX_DIGITS)
             extremes = [found[name][i][block] for name in ("largest", "smallest")]
-            assert extremes == pytest.approx([5 * max(load), 5 * min(load)], rel=1e-4)
+            assert extremes == pytest.approx([5 * max(load), 5 * min(load)], rel=SIX_DIGITS)
     weights = tiny.load(runs / "moe" / "last.pt")["model"]
     router = torch.cat([weights[f"blocks.{i}.mlp.f.router.weight"] for i in range(2)]).norm().item()
-    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(router, rel=1e-4)
+    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(router, rel=SIX_DIGITS)
     if names == "all":
         types = record(tmp_path, "gradients")["runs"]["moe"][-1]["types"]
         assert types["w1"]["n"] == types["w2"]["n"] == 2 * (5 + 1) * 4 * 32 * 32

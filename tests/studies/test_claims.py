@@ -18,7 +18,6 @@ from support.claims import make_experiment
 from support.pages import complete
 from support.runs import ROOT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STUDIES = sorted(path.stem for path in (ROOT / "config" / "studies").glob("*.py"))
 
 # The papers' numbers, from their tables: {claim: the value of its primary number}; the others have none

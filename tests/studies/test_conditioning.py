@@ -15,7 +15,6 @@ from support import reference
 from support.analysis import NETS, batches_of, close, two_batches
 from support.models import FIXUP, LLAMA, NET, POST, S5, SCHEMES, build, floats, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 GENERATOR = torch.Generator().manual_seed(0)
 RUN = SimpleNamespace(generator=lambda *_: GENERATOR)
 

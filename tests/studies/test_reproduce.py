@@ -24,7 +24,6 @@ from support.claims import STEPS, alone, argv, call, in_process, make_experiment
 from support.processes import Forked, finish, wait_for_row
 from support.runs import assert_same_run, column, load, metrics
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WELL = "--only=A,tunes,C,waits"  # all claims but the one that fails
 
 

@@ -18,8 +18,6 @@ from studies.claims.study import Claim, Number
 from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def searching(tmp_path, monkeypatch, loss, study="papers", also="seed") -> Experiment:
     """An experiment whose runs with the tuning seeds have the loss `loss(learning rate, value of the flag "also")`, at

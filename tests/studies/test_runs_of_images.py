@@ -20,7 +20,6 @@ from support.claims import in_process
 from support.images import encode, noise, write_dataset
 from vision import ViT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VIT = dict(patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1, eval_tokens=0)
 
 

@@ -19,8 +19,6 @@ from studies.sweep.runner import Runner, TrainingRun, make_run
 from support.claims import in_process, points_of
 from support.runs import ROOT, call, column
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_every_combination_once_in_order(base):
     flags = ["--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py", "--learning_rate=1e-3,0.02"]

@@ -23,7 +23,6 @@ from support.models import S5, tokens
 from support.optimizers import filled
 from support.runs import RECORD, call
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2)
 GRID = ["--n_embd=32,64", f"--learning_rate={','.join(map(str, RATES))}"]
 

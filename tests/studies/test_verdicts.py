@@ -14,7 +14,6 @@ from studies.claims.study import split_value, squared_weights
 from studies.sweep.runner import MissingRun
 from support.claims import claim, flag, make_experiment
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 inf, nan = math.inf, math.nan
 
 

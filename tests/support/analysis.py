@@ -11,6 +11,7 @@ from support import reference
 from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 from support.moe import MIXTURES
 from support.runs import RECORD
+from support.tolerances import FORWARD
 
 # name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.
 NETS = {
@@ -57,7 +58,7 @@ def batches_of(inputs, rows=9) -> list:
     return [(part, None) for part in inputs.split(rows)]
 
 
-def close(ours, theirs, tolerance=1e-5):
+def close(ours, theirs, tolerance=FORWARD):
     """Numbers or lists of them, equal to a relative tolerance of the largest."""
     ours, theirs = torch.as_tensor(ours, dtype=torch.float64), torch.as_tensor(theirs, dtype=torch.float64)
     return error(ours, theirs) < tolerance

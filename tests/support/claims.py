@@ -3,7 +3,6 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -94,16 +93,14 @@ def call(claims: Path, folder: Path, *flags) -> int:
     """The exit code of reproduce.py, in this process."""
     import reproduce
 
-    with patch.dict("os.environ", OMP_NUM_THREADS="1"):
-        return runs.call(reproduce.main, *argv(claims, folder, *flags))
+    return runs.call(reproduce.main, *argv(claims, folder, *flags))
 
 
 def alone(command: str, *argv) -> None:
-    """A command as a process of its own makes it, to be forked, on one thread."""
+    """A command as a process of its own makes it, to be forked."""
     from support.processes import call_main
 
-    with patch.dict("os.environ", OMP_NUM_THREADS="1"):
-        call_main(command, *argv)
+    call_main(command, *argv)
 
 
 class SameThread(ThreadPoolExecutor):

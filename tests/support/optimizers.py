@@ -10,6 +10,7 @@ from model import GPT, GPTConfig
 from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults, kernels, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.runs import ROOT, bits
+from support.tolerances import roundings
 
 DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn", "router"}  # matrices; written out, not imported
 STEPS = 8
@@ -110,7 +111,10 @@ def assert_parameters(model, want, tolerance):
         torch.testing.assert_close(p.detach().double(), want[name], rtol=tolerance, atol=tolerance, msg=message)
 
 
-def assert_steps(update, model, tolerance=1e-5, **changes):
+STEPS_ERROR = roundings(10 * STEPS)  # of ten operations each
+
+
+def assert_steps(update, model, tolerance=STEPS_ERROR, **changes):
     """Some steps change every parameter as `update(role, w, decay, steps)` does in float64; `steps`: [(gradient, LR)].
     Returns the optimizer."""
     optimizer = make_optimizer(model, settings(**changes))

@@ -85,7 +85,9 @@ ON_FOUR = dict(
 )
 LAUNCHES = dict(one={}, ddp={}, fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="fsdp", fsdp_shard_size=2))
 CHAINS, LONG_CHAINS = ["muon, unified", "experts"], ["muon, unified", "adam_mini, Admin", "examples", "images"]
-SPIKE = dict(loss_spike=0.02, save_interval=4, max_iters=12, lr_decay_iters=12, eval_interval=12)
+# The spike is 0.9 above the usual loss, and no other step is 0.1 above.
+SPIKE = dict(loss_spike=0.3, save_interval=4, max_iters=12, lr_decay_iters=12, eval_interval=12)
+SPIKE |= dict(learning_rate=0.05, warmup_iters=2)
 SHARDED = dict(parallel="fsdp", checkpoint_format="sharded")
 RANDOM = dict(drop_path=0.4, dropout=0.1, track_interval=0)  # drawn anew by each process: not the run of one
 ONE_BAD = dict(eval_interval=10, save_interval=9, micro_batch_size=2, batch_size=8, block_size=32)

@@ -82,10 +82,8 @@ def resume(out_dir: Path, dataset: Path, **changes) -> int:
 
 @contextmanager
 def quick_runs():
-    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, the walk of the
+    """Runs without what takes time and is not tested: the loss curve, asking git, the walk of the
     garbage collector through all that tests have left, and stacks that torch.manual_seed notes for absent GPUs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
@@ -94,7 +92,6 @@ def quick_runs():
         for device in ("cuda", "xpu", "mtia") * (not torch.cuda.is_available()):
             patch.setattr(f"torch.{device}._is_in_bad_fork", lambda: True)
         yield
-    torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------------------------------------- what a run leaves

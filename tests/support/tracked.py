@@ -3,11 +3,16 @@
 import pytest
 from torch.utils._pytree import tree_leaves_with_path
 
+from support.tolerances import FOR_PRINTING, FORWARD
+
 PRE = dict(pre_norm="both", mid_norm="none", input_norm=False)
 UNIFIED = dict(PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir")
 
 
-def assert_close_numbers(got, expected, rel=2e-5):
+SIX_DIGITS = FOR_PRINTING + FORWARD
+
+
+def assert_close_numbers(got, expected, rel=SIX_DIGITS):
     """Nested numbers are equal to `rel`; None only where None is expected. Tracked numbers have six digits."""
     got, expected = (dict(tree_leaves_with_path(value)) for value in (got, expected))
     assert got.keys() == expected.keys()

@@ -31,7 +31,6 @@ from support.images import encode, noise, write_dataset
 from support.runs import ROOT, call
 from vision import ViT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 TINY = SIZE | dict(batch_size=4, data="random", device="cpu", dtype="float32", compile=False)
 TINY |= dict(repeats=2, steps=3, warmup=1)

@@ -11,7 +11,6 @@ from model import GPT, GPTConfig
 from nanodnt.bench import nanogpt
 from nanodnt.settings import TrainConfig
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 
 

@@ -36,7 +36,6 @@ from support.depth import spread
 from support.operators import compiled_and_kept, fresh_compiler
 from support.optimizers import filled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 LLAMA = dict(pos="rope", mlp="swiglu", tie_weights=False, residual_init="plain")

@@ -8,8 +8,6 @@ from nanodnt.generate import KVCache, generate
 from support.models import LLAMA, S5, batch, build, error, gradients, tokens
 from support.operators import saved_for_backward
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def with_and_without(model, f) -> tuple:
     """f() with and without checkpointed blocks, with the same random numbers."""

@@ -26,6 +26,7 @@ from support.operators import (
     fresh_compiler,
     standing_for,
 )
+from support.tolerances import roundings
 
 
 @pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.deep)))
@@ -33,8 +34,8 @@ from support.operators import (
 def test_compiled_activations_are_the_same_functions(backend):
     """Against float64, in value and gradient, relative to the larger of 1 and the value.
 
-    Compiled tanh is a difference of numbers near 1: its error may be 2e-7, whatever the size of x, so 2e-7/|x| of a
-    small tanh x."""
+    Compiled tanh is a difference of two numbers near 1, each off by up to three roundings: so is its error, whatever
+    the size of x. GELU's gradient multiplies that of tanh by up to 8."""
     powers = 10.0 ** torch.arange(-10, 12.5, 0.5)
     x = torch.cat((torch.linspace(-30, 30, 6001), powers, -powers, torch.zeros(1)))
 
@@ -53,15 +54,15 @@ def test_compiled_activations_are_the_same_functions(backend):
 
     exact = values(torchs, x.double())
     ours = values(torch.compile(both, backend=backend, fullgraph=True, dynamic=False), x)
-    for y, wanted, bound in zip(ours, exact, (5e-7, 4e-6, 3e-7, 6e-7), strict=True):
+    for y, wanted, bound in zip(ours, exact, (4, 32, 3, 6), strict=True):
         assert y.isfinite().all()
-        assert ((y - wanted).abs() / wanted.abs().clamp(min=1)).max() < bound, backend
+        assert ((y - wanted).abs() / wanted.abs().clamp(min=1)).max() < roundings(bound), backend
     y, _, z, _ = ours
     for end, gelu_end, tanh_end in ((x >= 15, x.double(), 1.0), (x <= -15, torch.zeros(()), -1.0)):
         assert (y == gelu_end)[end].all() and (z == tanh_end)[end].all()
     small = (x.abs() < 0.1) & (x != 0)
-    assert ((y - exact[0]).abs() / exact[0].abs())[small].max() < 3e-7
-    assert ((z - exact[2]).abs() * x.abs() / exact[2].abs())[small].max() < 2e-7
+    assert ((y - exact[0]).abs() / exact[0].abs())[small].max() < roundings(3)
+    assert ((z - exact[2]).abs() * x.abs() / exact[2].abs())[small].max() < roundings(2)
     for y, wanted in zip(values(both, x), values(torchs, x), strict=True):
         assert torch.equal(y, wanted)  # not compiled: torch's own
 
@@ -71,7 +72,8 @@ def test_compiled_gelu_of_bf16_is_rounded_once():
     x = torch.linspace(-8, 8, 4001).bfloat16()
     y = torch.compile(gelu, backend="aot_eager", fullgraph=True)(x)
     assert y.dtype == torch.bfloat16
-    assert error(y, F.gelu(x.double(), approximate="tanh")) < 2**-9
+    last_digit = roundings(1 / 2, torch.bfloat16)  # of the largest, nearly 8
+    assert error(y, F.gelu(x.double(), approximate="tanh")) < last_digit / 2
 
 
 def assert_compiled_is_eager(model, backend, tolerance):
@@ -165,7 +167,7 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     (compiled, kept), wanted = compiled_and_kept(block), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
-            assert (grad - right).norm() <= 0.02 * right.norm()
+            assert (grad - right).norm() <= roundings(1, torch.bfloat16) * right.norm()
     large = [t.shape for t in kept if t.numel() >= 16 * 16]
     assert large and all({9, 18, 36} & set(shape) for shape in large)
 

@@ -1,5 +1,6 @@
 """Documents kept apart in the network: a row of several equals each of them alone, whatever computes it."""
 
+import copy
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -21,8 +22,7 @@ from support.depth import spread
 from support.examples import documents
 from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, tokens
 from support.operators import assert_same_gradients, fresh_compiler, standing_for
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from support.tolerances import LOSS, as_near, roundings
 
 ROWS = ((7, 1, 12), (20,), (1, 1, 2, 3, 5, 8))  # tokens of the documents of each row
 OTHER_ROWS = ((19, 1), (4, 9, 7), (10, 10))
@@ -58,12 +58,18 @@ def by_documents(model, idx, targets, positions):
     return logits, loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def assert_apart(model, batch, tolerance, of_gradients=None):
+def assert_apart(model, batch):
     """Logits, loss and gradients of a batch are those of its documents, and not those of whole rows."""
     idx, targets, positions = batch
-    logits, *expected = by_documents(model, *batch)
-    assert error(model(idx, positions=positions)[0], logits) < tolerance
-    assert_same_gradients(gradients(model, *batch), expected, of_gradients or 10 * tolerance)
+    logits, loss, grads = by_documents(model, *batch)
+    found, (found_loss, found_grads) = model(idx, positions=positions)[0], gradients(model, *batch)
+    if logits.dtype == torch.float64:
+        assert error(found, logits) < 1e-11
+        assert_same_gradients((found_loss, found_grads), (loss, grads), 1e-10)
+    else:
+        exact, _, exact_grads = by_documents(copy.deepcopy(model).double(), *batch)
+        assert error(found_loss, loss) < LOSS
+        assert as_near(found, logits, exact) and as_near(found_grads, grads, exact_grads)
     assert error(model(idx)[0], logits) > 0.01
 
 
@@ -73,15 +79,15 @@ SOME = ("S1", "S2 + mqa", "post + LN", "S5 + dyt + beta", "llama + S5", "S5 + Mi
 @pytest.mark.parametrize("name", spread(tuple(ALL), fast=SOME))
 def test_a_row_of_documents_is_each_alone(name):
     flags = dict(network(name, depth_of(name))[0], block_size=T)
-    assert_apart(build(flags, depth_of(name)), batch_of(ROWS), 1e-11)
-    assert_apart(build(flags, depth_of(name), torch.float32), batch_of(ROWS), 1e-5, 1e-3)
+    for dtype in (torch.float64, torch.float32):
+        assert_apart(build(flags, depth_of(name), dtype), batch_of(ROWS))
 
 
-@pytest.mark.parametrize("dtype, tolerance", ((torch.float64, 1e-11), (torch.float32, 1e-5)), ids=str)
-def test_long_rows(dtype, tolerance):
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
+def test_long_rows(dtype):
     """Of 512 tokens and more: on a CPU attention computes these in the dtype of the products."""
     model = build(dict(LLAMA, **S5, block_size=520), 1, dtype)
-    assert_apart(model, batch_of(((300, 220), (515, 5))), tolerance, 1e-4 if dtype == torch.float32 else None)
+    assert_apart(model, batch_of(((300, 220), (515, 5))))
 
 
 @pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
@@ -92,11 +98,11 @@ def test_bf16_is_as_near_as_that_of_one_document(rows):
     alone, _, alone_gradients = by_documents(model, *batch)
     usual = error(alone, wanted)
     assert 1e-3 < usual < 0.05
-    assert error(model(batch[0], positions=batch[2])[0], wanted) < 1.5 * usual
+    assert error(model(batch[0], positions=batch[2])[0], wanted) < 2 * usual
     expected = gradients(exact, *batch)[1]
     for name, gradient in gradients(model, *batch)[1].items():
-        far = error(alone_gradients[name], expected[name])
-        assert error(gradient, expected[name]) < max(2 * far, 0.02), name
+        far, usual = ((grad - expected[name]).norm() for grad in (gradient, alone_gradients[name]))
+        assert far < 3 * usual, name
 
 
 # --------------------------------------------------------------------------------------- the ways to train
@@ -107,7 +113,7 @@ def test_bf16_is_as_near_as_that_of_one_document(rows):
 @fresh_compiler()
 def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
     """Blocks of one kind share a graph, whose input the mask is; it serves all rows."""
-    dtype, tolerance = (torch.float32, 1e-4) if backend == "inductor" else (torch.float64, 1e-10)
+    dtype = torch.float32 if backend == "inductor" else torch.float64
     model, plain = (build(dict(S5, n_kv_head=2, block_size=T), 2, dtype) for _ in "ab")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=not checkpointing))
@@ -115,7 +121,12 @@ def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
     torch._dynamo.utils.counters.clear()
     for rows in (ROWS, OTHER_ROWS, ((T,),) * 3):
         batch = batch_of(rows, seed=len(rows[0]))
-        assert_same_gradients(gradients(model, *batch), by_documents(plain, *batch)[1:], tolerance)
+        ours, (_, *wanted) = gradients(model, *batch), by_documents(plain, *batch)
+        if dtype == torch.float64:
+            assert_same_gradients(ours, wanted, 1e-10)
+        else:
+            exact = by_documents(copy.deepcopy(plain).double(), *batch)[2]
+            assert error(ours[0], wanted[0]) < LOSS and as_near(ours[1], wanted[1], exact)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -259,7 +270,8 @@ def test_flex_attention_is_attention(T, kv_heads, compiled):
     call = torch.compile(lambda *args: attend(*args), dynamic=False) if compiled else attend
     with torch.no_grad():
         plain = attend(q, k, v, visible_keys(torch.arange(T), positions, T))
-        assert error(call(q, k, v, document_blocks(positions)), plain) < (1e-5 if compiled else 1e-12)
+        allowed = roundings(80) if compiled else 1e-12  # 80: sums of 32 products, a softmax, a sum of up to T
+        assert error(call(q, k, v, document_blocks(positions)), plain) < allowed
 
 
 @eager_flex

@@ -9,8 +9,6 @@ from support.depth import spread
 from support.models import LLAMA, POST, S5, build, tokens
 from support.operators import fresh_compiler
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def plain_loop(model, idx, n, temperature=0.0, generator=None):
     """Sampling without a cache. Past block_size (9) a window restarts at the last 4 tokens and grows again."""

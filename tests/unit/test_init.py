@@ -11,6 +11,7 @@ from layers import linear
 from layers.linear import Draws
 from model import GPT, GPTConfig, init_scale
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, gradients
+from support.tolerances import roundings
 
 WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
 
@@ -130,7 +131,7 @@ def test_start_values_of_vectors_and_scalars(flags, changed):
             for pattern, other in changed.items():
                 if re.search(pattern + "$", key):
                     value, hits[pattern] = other, hits[pattern] + 1
-            if not torch.allclose(p, torch.tensor(value), rtol=1e-6, atol=0):
+            if not torch.allclose(p, torch.tensor(value), rtol=roundings(4), atol=0):
                 wrong.append((key, p[0].item(), value))
     assert not wrong and hits.keys() == changed.keys()
 
@@ -140,7 +141,7 @@ def test_fixup_starts_as_the_identity(flags):
     idx, targets = batch()
     flags = dict(FIXUP, **flags)
     model, x = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})), torch.randn(2, 7, 16)
-    assert abs(model(idx, targets)[1].item() - math.log(50)) < 1e-6
+    assert abs(model(idx, targets)[1].item() - math.log(50)) < roundings(16)
     rope = None if "pos" not in flags else (torch.ones(7, 1, 2), torch.zeros(7, 1, 2))
     for block in model.blocks:
         assert torch.equal(block(x, rope), x)

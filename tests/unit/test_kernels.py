@@ -22,7 +22,6 @@ from support.optimizers import (
     values,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 

@@ -11,20 +11,27 @@ from support import models, reference, vision
 from support.depth import spread
 from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
 from support.moe import MIXTURES, backward, difference, minimised
+from support.operators import assert_same_gradients
+from support.tolerances import as_near, flat, shaken
 from support.vision import POOLS, equation, pictures, scheme
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+
+def float64_rotary(positions, head_dim, theta):
+    """layers.ops.rotary in float64, as the equations are: a model's angles are fp32, whatever its dtype."""
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = positions[:, None, None] * frequency
+    return angle.cos(), angle.sin()
 
 
-def compare_with_equations(flags, net, tolerances):
-    """`tolerances`: {dtype of the model: of its logits and loss}."""
-    expected = None
-    for dtype, tolerance in tolerances.items():
-        model, (idx, targets) = build(flags, net.blocks, dtype), batch()
-        expected = expected or reference.forward(net, floats(model), idx, targets)  # the same weights in each dtype
-        (logits, none), (none_too, loss) = model(idx), model(idx, targets)
-        assert none is none_too is None and logits.dtype == dtype and logits.shape == (2, 7, 50) and loss.shape == ()
-        assert error(logits, expected[0]) < tolerance and error(loss, expected[1]) < tolerance
+def compare_with_equations(flags, net):
+    """In float64. Returns what the equations have: (logits, loss)."""
+    model, (idx, targets) = build(flags, net.blocks), batch()
+    expected = reference.forward(net, floats(model), idx, targets)
+    (logits, none), (none_too, loss) = model(idx), model(idx, targets)
+    assert none is none_too is None and logits.dtype == torch.float64
+    assert logits.shape == (2, 7, 50) and loss.shape == ()
+    assert error(logits, expected[0]) < 1e-10 and error(loss, expected[1]) < 1e-10
+    return expected
 
 
 MIXED = "S5 + Mix-LN + LNS + rope"
@@ -38,48 +45,61 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
         placed = dict(zip(("pre", "mid", "post"), (BRANCHES[c] for c in choice), strict=True))
         attn, mlp = (" ".join(p for p, branches in placed.items() if b in branches) for b in ("attn", "mlp"))
         net = dict(attn=attn, mlp=mlp, final="mlp" not in placed["post"], kind=net_kind)
-        compare_with_equations(dict(flags, norm=kind), replace(NET, **net), {torch.float64: 1e-10})
+        compare_with_equations(dict(flags, norm=kind), replace(NET, **net))
 
 
 @pytest.mark.parametrize("n_layer", (pytest.param(1, marks=pytest.mark.deep), 3))
 @pytest.mark.parametrize("name", ALL)
-def test_forward_is_the_equation(name, n_layer):
+def test_forward_is_the_equation(name, n_layer, monkeypatch):
+    """In float64, and in fp32 as near as its rounding allows."""
     flags, net = network(name, n_layer)
     if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
         net = replace(net, blocks=2)  # refused where no block has a pre norm
-    # the rotary angles are fp32 whatever the model is
-    compare_with_equations(flags, net, {torch.float64: 1e-6 if net.theta else 1e-10, torch.float32: 1e-5})
+    idx, targets = batch()
+
+    def logits_and_loss(model):
+        return flat(model(idx)[0], model(idx, targets)[1])
+
+    ours = logits_and_loss(build(flags, net.blocks, torch.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr("model.rotary", float64_rotary)
+        logits, loss = compare_with_equations(flags, net)
+        usual = logits_and_loss(shaken(build(flags, net.blocks)))
+    assert ours.dtype == torch.float32
+    assert as_near(ours, usual, flat(logits, loss))
 
 
 @pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
-def test_gradients_are_the_equations_gradients(name):
+def test_gradients_are_the_equations_gradients(name, monkeypatch):
+    monkeypatch.setattr("model.rotary", float64_rotary)
     flags, net = network(name, depth_of(name))
     model, (idx, targets) = build(flags, depth_of(name)), batch()
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:
         weights[key].requires_grad_()
-    reference.forward(net, weights, idx, targets)[1].backward()
-    for key, grad in gradients(model, idx, targets)[1].items():
-        # a key bias has gradient 0 (softmax ignores it) unless a norm or a rotation follows: hence the floor
-        # the rotary angles are fp32: at most 8.4e-5, for a σ
-        assert error(grad, weights[key].grad, floor=1e-5) < (1e-4 if net.theta else 1e-9), key
+    loss = reference.forward(net, weights, idx, targets)[1]
+    loss.backward()
+    wanted = {key: weights[key].grad for key in parameters}
+    assert_same_gradients(gradients(model, idx, targets), (loss, wanted), 1e-10)
 
 
-def test_a_removed_block_leaves_the_others_their_numbers():
+def test_a_removed_block_leaves_the_others_their_numbers(monkeypatch):
+    monkeypatch.setattr("model.rotary", float64_rotary)
     for name in ("LNS", "S5 + LNS branch + swiglu", "LNS residual", "LN + HG + LNS + swiglu", "DeepNorm", MIXED):
         flags, net = network(name, 3)
         model, idx = build(flags, 3), batch()[0]
         del model.blocks[1]
         expected = reference.forward(replace(net, numbers=(1, 3)), floats(model), idx)[0]
-        assert error(model(idx)[0], expected) < 1e-6, name
+        assert error(model(idx)[0], expected) < 1e-10, name
         if "lns" in flags:
             renumbered = reference.forward(replace(net, numbers=(1, 2)), floats(model), idx)[0]
             assert error(model(idx)[0], renumbered) > 1e-4, name
 
 
 @pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
-def test_experts_in_every_layout(name):
+def test_experts_in_every_layout(name, monkeypatch):
     """They are the equation; σReparam is for single matrices and refused. `router` and `balance` alternate."""
+    monkeypatch.setattr("model.rotary", float64_rotary)
     odd, n_layer = len(name) % 2, depth_of(name)
     routing = dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
     flags = ALL[name][0] | dict(n_expert=3, n_expert_shared=odd) | routing
@@ -92,8 +112,7 @@ def test_experts_in_every_layout(name):
     model, (idx, targets) = build(flags, n_layer), batch()
     loss, wanted, _ = minimised(model, net, idx, targets)
     found, grads = backward(model, idx, targets)
-    tolerance = 1e-4 if net.theta else 1e-10  # rotary angles are fp32
-    assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance
+    assert error(found, loss) < 1e-10 and difference(grads, wanted) < 1e-10
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -110,7 +129,7 @@ def compare_images(flags, net, pool, n_layer):
     logits = equation(net, floats(model), images, 2, pool)
     assert error(model(images)[0], logits) < 1e-10
     single = vision.build(flags, n_layer, torch.float32)
-    assert error(single(images.float())[0], logits) < 1e-5
+    assert as_near(single(images.float())[0], shaken(model)(images)[0], logits)
 
 
 @pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
@@ -146,7 +165,5 @@ def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
         weights[key].requires_grad_()
     loss = reference.mean_loss(equation(net, weights, images, 2, pool), targets, smoothing)
     loss.backward()
-    ours, grads = gradients(model, images, targets)
-    assert error(ours, loss) < 1e-10
-    for key, grad in grads.items():
-        assert error(grad, weights[key].grad, floor=2e-5) < 1e-9, key
+    wanted = {key: weights[key].grad for key in parameters}
+    assert_same_gradients(gradients(model, images, targets), (loss, wanted), 1e-10)

@@ -233,7 +233,7 @@ START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), di
 
 @given(START_FLAGS, SOME_FLAGS)
 @drawn(60, 400)
-def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread, scheme, some):
+def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(scheme, some):
     config = GPTConfig(**{**TINY, **scheme, **some})
     try:
         model = task_of(config).network()(config)

@@ -22,8 +22,8 @@ from support.operators import (
     saved_for_backward,
     with_plain_loss,
 )
+from support.tolerances import LOSS, roundings
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NETS = {
     "tied": dict(),
     "untied, bias": dict(tie_weights=False, bias=True, norm="layernorm"),
@@ -110,22 +110,21 @@ def some_logits(dtype, size=1.5):
 
 
 @pytest.mark.parametrize("chunks", (1, 3, 256))
-@pytest.mark.parametrize(
-    "dtype, loss_bound, grad_bound",  # 1.5 times the measured errors; those of gradients are the rounding of the dtype
-    ((torch.float32, 5e-6, 5e-7), (torch.bfloat16, 2e-4, 3.5e-3), (torch.float16, 3e-5, 4.5e-4)),
-    ids=str,
-)
-def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, loss_bound, grad_bound, chunks):
-    """Compared with float64 on the same rounded input. Torch's loss in this dtype has no smaller error."""
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, chunks):
+    """Compared with float64 on the same rounded input. Torch's loss in this dtype has no smaller error.
+
+    Each logit, of size 1.5, is rounded once: by 0.3 eps on average. So the mean of 200 losses is off by 0.3 eps / √200,
+    three times that at most; gradients, which are rounded once more, by half an eps. Sums are fp32."""
     x, weight, targets = some_logits(dtype)
     exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
     ours = functional(x, weight, targets, dtype, 200, chunks)
     theirs = functional_plain(x, weight, targets, dtype, 200)
     assert [t.dtype for t in ours] == [torch.float32] * 3
-    assert abs(ours[0] - exact[0]) < loss_bound
+    assert abs(ours[0] - exact[0]) < roundings(3 * 0.3 / 200**0.5, dtype) + exact[0] * LOSS
     for a, b, c in zip(ours[1:], theirs[1:], exact[1:], strict=True):
-        assert (a - c).norm() / c.norm() < grad_bound
-        assert (a - c).norm() < 1.1 * (b - c).norm() + 1e-7 * c.norm()
+        assert (a - c).norm() < (roundings(1 / 2, dtype) + roundings(4)) * c.norm()
+        assert (a - c).norm() < 1.1 * (b - c).norm() + roundings(4) * c.norm()
 
 
 def test_fp16_gradients_of_many_equal_targets_are_finite():
@@ -136,7 +135,7 @@ def test_fp16_gradients_of_many_equal_targets_are_finite():
     _, dx, dw = functional(x, weight, targets, torch.float16, 65)
     exact = functional_plain(x, weight, targets, torch.float32, 65)[2]
     assert dx.isfinite().all() and dw.isfinite().all()
-    assert error(dw, exact) < 1e-2
+    assert error(dw, exact) < roundings(2, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
@@ -146,7 +145,7 @@ def test_large_logits_do_not_overflow(dtype):
     exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
     assert (x.flatten(0, 1) @ weight.T).abs().max() > 1e4
     loss, dx, dw = functional(x, weight, targets, dtype, 200, 2)
-    assert error(loss, exact[0]) < 1e-3
+    assert error(loss, exact[0]) < roundings(2 / 200**0.5, torch.bfloat16)  # a mean of 200
     for a, b in ((dx, exact[1]), (dw, exact[2])):
         assert a.isfinite().all()
         assert (a - b).norm() < 0.1 * b.norm()  # a softmax of such logits is 0 or 1, and rounding decides near ties

@@ -42,8 +42,6 @@ from support.optimizers import (
 )
 from support.runs import bits, different
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # ------------------------------------------------------------------------------------------------------------ groups
 
 

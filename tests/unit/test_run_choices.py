@@ -19,7 +19,7 @@ from nanodnt.optim import fill_defaults
 from nanodnt.run import hardware
 from nanodnt.run.checkpoints import RunState
 from nanodnt.run.compilation import choose_blocks
-from nanodnt.run.environment import Env, Stop, choose_device, choose_parallel, join_processes
+from nanodnt.run.environment import Env, Stop, choose_device, choose_dtype, choose_parallel, join_processes
 from nanodnt.run.errors import reports_errors
 from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.metrics import Meter
@@ -146,6 +146,18 @@ def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(driver, cuda, nod
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_device("auto") == (torch.device("cpu"), "auto: no GPU found")
     assert choose_device("cpu") == (torch.device("cpu"), "as asked")
+
+
+@pytest.mark.parametrize("amx", (False, True, None))
+@pytest.mark.parametrize("avx512", (False, True, None))
+def test_the_dtype_of_a_cpu(amx, avx512, monkeypatch):
+    """bf16 where one of the two is there; None: a torch without the question."""
+    for name, answer in (("_is_amx_tile_supported", amx), ("_is_avx512_bf16_supported", avx512)):
+        monkeypatch.setattr(torch.cpu, name, None if answer is None else lambda answer=answer: answer, raising=False)
+    expected = torch.bfloat16 if amx or avx512 else torch.float32
+    reason = "auto: the CPU has it" if amx or avx512 else "auto: the CPU has no bf16"
+    assert choose_dtype("auto", torch.device("cpu")) == (expected, reason)
+    assert choose_dtype("float16", torch.device("cpu")) == (torch.float16, "as asked")
 
 
 def test_under_torchrun_a_second_ctrl_c_is_the_first():

@@ -10,8 +10,6 @@ from support.models import S5, SIZE, build, error, gradients
 from support.moe import batch_of
 from support.operators import assert_same_gradients, fresh_compiler, standing_for
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def mids(model) -> dict:
     """{name: mid slot} of all branches."""

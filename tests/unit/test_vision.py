@@ -16,10 +16,9 @@ from nanodnt.tasks.images import ImageTask
 from support.hypotheses import drawn
 from support.models import error, gradients
 from support.reference import mean_loss
+from support.tolerances import FORWARD
 from support.vision import PATCHES, build, config_of, cut, labels, pictures
 from vision import ViT, patches
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # ---------------------------------------------------------------------------------------------- against transformers
 
@@ -58,7 +57,7 @@ def their_name(name: str, known) -> str:
     return theirs
 
 
-TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+TOLERANCES = {torch.float32: FORWARD, torch.float64: 1e-10}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

@@ -1,0 +1,57 @@
+"""How far apart two computations of the same numbers may be.
+
+- The same code, run twice in the same way: equal bit by bit.
+- In float64: 1e-9 to 1e-12 of the largest entry. These are thousands of roundings, which no order of a sum reaches, and
+  no mistake is as small.
+- In fp32, bf16 or fp16: so many `roundings`, where what is computed says how many. A whole network makes errors larger,
+  each layout by another factor: there `as_near` compares with another computation, or with `shaken` weights.
+"""
+
+import copy
+
+import torch
+
+from support.models import error
+from support.moe import difference
+
+
+def roundings(n: float, dtype: torch.dtype = torch.float32) -> float:
+    """How far apart, relative to the largest entry, are two results that are each rounded `n` times, one time after the
+    other: by half an eps each time. A sum of k terms is √k roundings: their errors have random signs."""
+    return n * torch.finfo(dtype).eps
+
+
+LOSS = roundings(16)  # of a small batch: the softmax of 50 entries, √50, the mean of a dozen, √12, and a few more
+# Logits of two blocks: 14 operations each, which round a few times; norms, gains and softmax make errors three times
+# larger. Gradients are ten times as far off: a small entry is a difference of large ones.
+FORWARD, GRADIENTS = roundings(80), roundings(800)
+FOR_PRINTING = 5e-6  # what six digits leave out, relatively
+
+
+@torch.no_grad()
+def shake(model, by: float, seed: int = 0) -> None:
+    """Make each entry of each parameter larger or smaller, relatively by `by`."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        signs = 2 * torch.randint(2, p.shape, generator=generator) - 1
+        p.mul_(1 + by * signs)
+
+
+def shaken(model, dtype: torch.dtype = torch.float32):
+    """A copy of a float64 model, each entry of each parameter larger or smaller by one eps of `dtype`. Its results are
+    as far off as those of a model that computes in this dtype: about twice."""
+    moved = copy.deepcopy(model)
+    shake(moved, torch.finfo(dtype).eps)
+    return moved
+
+
+def flat(*tensors: torch.Tensor) -> torch.Tensor:
+    """All entries, as one vector: the largest is then the measure of all of them."""
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def as_near(ours, usual, exact, times: float = 4.0) -> bool:
+    """Whether `ours` is about as near to `exact` as `usual` is: at most `times` as far, and four roundings of fp32. All
+    are tensors, or {name: gradient}; `exact` is float64. Distances are those of `error` and of `difference`."""
+    distance = difference if isinstance(exact, dict) else error
+    return distance(ours, exact) <= times * distance(usual, exact) + roundings(4)
