@@ -69,6 +69,11 @@ class Run:
         return self.step_tokens * self.model.flops_per_token()
 
     @property
+    def row_offset(self) -> int:
+        """Rows by which batches are ahead of `step * batch_size`: 0 unless earlier steps had another batch size."""
+        return self.state.rows - (self.state.step + self.state.shift) * self.config.batch_size
+
+    @property
     def ending(self) -> str:
         """Why the run ends at this step, in words; "" = it goes on."""
         reached = 0 < self.config.target_val_loss >= self.state.best_val_loss
@@ -203,19 +208,23 @@ def save(run: Run, is_best: bool) -> None:
     run.saver.save(tensors, rest, is_best, keep=run.is_due(run.config.keep_every))
 
 
+def read_batches_ahead(run: Run) -> Prefetch:
+    """A function of the step: this process's part of the batch, on the host. A thread reads the next one meanwhile."""
+    per_process = run.micro * run.accumulation
+    own_rows = slice(run.env.rank * per_process, (run.env.rank + 1) * per_process)
+    shift, offset = run.state.shift, run.row_offset
+
+    def fetch(step: int) -> tuple:
+        return run.env.pin(*run.data.batch(step + shift, run.config.batch_size, own_rows, offset))
+
+    return Prefetch(fetch)
+
+
 def train(run: Run) -> int:
     """The loop. Returns the exit code. Every rank runs this and calls the same collectives. RollBack: the loss spiked,
     set up again from the last checkpoint. ValueError: the run cannot go on."""
     config, env, state, data = run.config, run.env, run.state, run.data
-    per_process = run.micro * run.accumulation
-    own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch
-    # 0, unless earlier steps had another batch size: then the rows go on where those steps ended
-    offset = state.rows - (state.step + state.shift) * config.batch_size
-
-    def fetch_batch(step: int) -> tuple:
-        return env.pin(*data.batch(step + state.shift, config.batch_size, own_rows, offset))
-
-    next_batch = Prefetch(fetch_batch)
+    next_batch = read_batches_ahead(run)
     step_model = run.compiled  # under FSDP it is sharded already
     if env.parallel == "ddp":
         from nanodnt.run.parallel import data_parallel
@@ -259,7 +268,7 @@ def train(run: Run) -> int:
         batch = env.put(*next_batch(state.step))
         if run.is_due(config.track_interval, ahead=1):
             run.tracker.before()
-        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, offset)  # that count; None: all
+        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, run.row_offset)  # None: all
         run.result = training_step(trainer, batch, n_targets and n_targets / env.world_size)
         run.meter.count(run.result.found_inf)
         state.step += 1

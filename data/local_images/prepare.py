@@ -14,10 +14,10 @@ read. With --image_size=N all of them must be N × N, and of that mode.
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt.data import inputs  # isort: skip  # before numpy: it says what this machine lacks
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.data import inputs
 from nanodnt.prepare import images, script
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
