@@ -37,11 +37,14 @@ RENAMED = {
     "always_save_checkpoint": "last.pt is always saved",
     "backend": "chosen from device",
     "wandb_run_name": "the run is named after out_dir",
+    "real_data": "data=random, or dataset",
 }
-ALLOWED = "name = expression of numbers, strings, True, False, None, names assigned above, + - * / // % **"
+EXPLAINED = "; a config file holds only name = expression of numbers, strings, True, False, None, "
+EXPLAINED += "names assigned above, + - * / // % **"
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg}
 MAX_FILE_CHARS = 100_000  # of a config file
+MAX_MISTAKES = 10  # that are named at once
 MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
 WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
 WORDS |= {"None": None, "none": None}  # what these mean on the command line
@@ -146,8 +149,9 @@ def describe(*instances, given=None):
 
 
 def read_arguments(argv, flags, positional="config"):
-    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake."""
-    given, typed, rest = {}, {}, []
+    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake, but for all
+    that is unknown at once: a config of another program has many such keys."""
+    given, typed, rest, mistakes = {}, {}, [], []
     for arg in argv:
         name, equals, value = arg.lstrip("-").partition("=")
         dashes = len(arg) - len(arg.lstrip("-"))
@@ -156,7 +160,7 @@ def read_arguments(argv, flags, positional="config"):
         elif dashes != 2:
             raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
         elif name not in flags:
-            raise ConfigError(f"unknown flag --{name} ({_hint(name, flags, '--')})")
+            mistakes.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
         elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):
             raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})")
         elif name in typed:
@@ -165,11 +169,16 @@ def read_arguments(argv, flags, positional="config"):
             typed[name] = value if equals else "True"
     if positional != "config":
         given[positional], rest = (list(map(read_path, rest)), "command line"), []
+    keys = []
     for path in map(read_path, rest):
-        for name, (value, where) in read_file(path).items():
-            if name not in flags:
-                raise ConfigError(f"{where}: unknown key {name} ({_hint(name, flags)})")
-            given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
+        found, wrong = _read_lines(path)
+        keys += [(name, *found[name]) for name in found]
+        unknown = {name: where for name, (_, where) in found.items() if name not in flags}
+        mistakes += wrong
+        mistakes += [f"{where}: unknown key {name} ({_hint(name, flags)})" for name, where in unknown.items()]
+    _refuse(mistakes)
+    for name, value, where in keys:
+        given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
     for name, value in typed.items():
         # what the word can mean, for the flag to choose from: "1" is the string, True or the number
         readings = [value, WORDS[value]] if value in WORDS else [value]
@@ -183,6 +192,25 @@ def read_arguments(argv, flags, positional="config"):
 
 def read_file(path):
     """The keys of a config file, as it says them: name → (value, "path:line"). ConfigError where it is none."""
+    keys, mistakes = _read_lines(path)
+    _refuse(mistakes)
+    return keys
+
+
+def _refuse(mistakes: list) -> None:
+    """ConfigError of these, if there are any: the first ones, and once what a config file may hold."""
+    if not mistakes:
+        return
+    shown = [text.removesuffix(EXPLAINED) for text in mistakes[:MAX_MISTAKES]]
+    if len(mistakes) > MAX_MISTAKES:
+        shown.append(f"and {len(mistakes) - MAX_MISTAKES} more")
+    explained = any(text.endswith(EXPLAINED) for text in mistakes)
+    raise ConfigError("; ".join(shown) + EXPLAINED * explained)
+
+
+def _read_lines(path):
+    """(what `read_file` returns, with None for values that are wrong; what is wrong). ConfigError where it is no config
+    file at all."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)
@@ -195,8 +223,12 @@ def read_file(path):
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ConfigError(f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply") from None
-    names, lines = {}, {}
+    names, lines, mistakes, failed = {}, {}, [], set()
     for node in body:
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if used & failed:  # it follows from a line that is wrong
+            failed |= used
+            continue
         try:
             match node:
                 case ast.Expr(value=ast.Constant(value=str())) if node is body[0]:  # the docstring
@@ -206,12 +238,16 @@ def read_file(path):
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     raise ConfigError(f"{name} is already set at {lines[name]}")
                 case _:
-                    raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
+                    raise ConfigError(f"not allowed{EXPLAINED}")
         except (ConfigError, ArithmeticError, RecursionError) as error:
             code = source.split("\n")[node.lineno - 1].strip()[:60]
             reason = error.args[-1]  # the args of an OverflowError are (errno, text)
-            raise ConfigError(f"{path}:{node.lineno}: `{code}`: {reason}") from None
-    return {name: (names[name], lines[name]) for name in names if not name.startswith("_")}
+            mistakes.append(f"{path}:{node.lineno}: `{code}`: {reason}")
+            failed |= used - names.keys()
+            for target in getattr(node, "targets", ()):  # it is still a key, perhaps an unknown one
+                if isinstance(target, ast.Name) and target.id not in names:
+                    names[target.id], lines[target.id] = None, f"{path}:{node.lineno}"
+    return {name: (names[name], lines[name]) for name in names if not name.startswith("_")}, mistakes
 
 
 def _evaluate(node, names):
@@ -233,7 +269,7 @@ def _evaluate(node, names):
                 float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
             value = ARITHMETIC[type(op)](*numbers)
         case _:
-            raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
+            raise ConfigError(f"not allowed{EXPLAINED}")
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
         raise ConfigError("the number is out of range")
     return value

@@ -27,6 +27,7 @@ from interop.evaluation.results import compare_results, mean_entry, read_results
 from interop.evaluation.scoring import score
 from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.read import load_pretrained
+from nanodnt.files import check_folder
 from nanodnt.generate import find_unused
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
@@ -42,6 +43,8 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
         read_results(folder)
+        if env.is_main:
+            check_folder(Path(folder), "--out_dir")
     if config.init_from:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:

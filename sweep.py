@@ -19,6 +19,7 @@ from pathlib import Path
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
+from nanodnt.files import check_folder, make_folder
 from nanodnt.run.errors import reports_errors
 from studies.sweep.coordinates import check_coordinates
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
@@ -32,7 +33,9 @@ def main() -> int:
     own, files, lists = split_arguments(sys.argv[1:])
     (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
     folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
-    folder = Path(config.out).resolve() if config.out else folder
+    folder = Path(config.out) if config.out else folder
+    check_folder(folder, "--out")
+    folder = folder.resolve()
     points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
     if config.for_:
         check_large(points, config.for_)
@@ -42,7 +45,7 @@ def main() -> int:
     if config.print:
         print("\n".join(runner.command(point.run) for point in points))
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--out")
     runner.expected = sum(not (point.run.path / "done.json").exists() for point in points)
     if not config.collect:
         print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from interop.evaluation.settings import SUITES, EvaluateConfig
-from nanodnt.files import write_file
+from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import finite
 from nanodnt.tables import table
 
@@ -35,8 +35,9 @@ def write_results(folder: str, new: dict) -> dict:
     """Put entries into a run directory's evaluation.json, over those of the same tasks. Returns all, {task: entry}."""
     tasks = read_results(folder) | finite(new)
     content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8")))
+    make_folder(Path(folder), "--out_dir")
+    # the name of a file may be no text: JSON has the same escapes
+    write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8", "backslashreplace")))
     return tasks
 
 

@@ -18,7 +18,7 @@ from interop.huggingface.plain import NotPlain, plain_model
 from interop.huggingface.tokenizer_files import tokenizer_files
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.files import reason_of
+from nanodnt.files import make_folder, reason_of
 
 # Largest relative difference of the logits: the rounding of the products, and that of the weights in the files.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
@@ -41,8 +41,8 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
     files |= carried_files() if kind == "nanodnt" else {}
     config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
     files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
+    make_folder(folder.parent, "--to")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             partial = Path(temporary) / folder.name
             partial.mkdir()

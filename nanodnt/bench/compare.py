@@ -9,6 +9,7 @@ from nanodnt.bench import measure
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import describe_variants, dtype_name, figures, format_gb
 from nanodnt.bench.variants import our_variant
+from nanodnt.files import make_folder
 from nanodnt.plan.memory import count_step
 
 PROFILED_STEPS, PRINTED_KERNELS = 3, 25
@@ -101,7 +102,7 @@ def profile_steps(setting: Setting) -> dict:
     with torch.profiler.profile(activities=activities) as profiler:
         elapsed = sum(measure.seconds_of(variant.run, PROFILED_STEPS, device))
     path = Path(setting.config.out_dir) / "bench" / "trace.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "--out_dir")
     profiler.export_chrome_trace(str(path))
     events, idle = profiler.key_averages(), None
     kernels_table = events.table(f"self_{kind}_time_total", PRINTED_KERNELS, max_name_column_width=70)

@@ -9,6 +9,7 @@ from configurator import PathName
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
+from nanodnt.files import make_folder
 from nanodnt.optim import fill_defaults
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.run.hardware import choose_compile
@@ -45,7 +46,7 @@ class BenchConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.json and Path(self.json).is_dir():
             raise ValueError(f"json={self.json} is a folder: name a file")
-        Path(self.json).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(self.json).parent, "--json")
 
 
 @dataclass(kw_only=True)

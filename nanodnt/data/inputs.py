@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodnt.files import DATA
+from nanodnt.files import DATA, check_folder
 
 LINES = (".jsonl", ".ndjson")  # an object a line
 RECORDS = (*LINES, ".json", ".parquet")
@@ -85,6 +85,7 @@ def output_folder(args, *flags: str) -> Path:
     out = args.out_dir or DATA / args.name
     if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
         raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
+    check_folder(out, "--out_dir")
     if (out / "prepare.py").exists():
         raise ValueError(f"{out} is the source folder of another dataset: give another --name")
     for flag in ("val_fraction", "val_share"):

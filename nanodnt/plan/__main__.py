@@ -19,6 +19,7 @@ from layers import rules
 from layers.roles import ROLES
 from model import GPTConfig, Transformer
 from nanodnt.data import folder_of, load_meta
+from nanodnt.files import make_folder
 from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
@@ -123,7 +124,7 @@ def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "--out_dir")
     save_figure(figure, path)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from configurator import ConfigError, discard_output, flush_output, print_every_character, read_path
 from layers.cores import own_cores
-from nanodnt.files import DATA, missing_package, write_file
+from nanodnt.files import DATA, make_folder, missing_package, write_file
 
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
@@ -103,8 +103,7 @@ def staging(out_dir: Path, plan: str | None = None):
     """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
 
     With a `plan` it stays then, and the files are there again for the next block with the same one."""
-    if out_dir.exists() and not out_dir.is_dir():
-        raise ValueError(f"{out_dir} is a file: give another --out_dir")
+    make_folder(out_dir, "--out_dir")
     parts = out_dir / "parts"
     keep = plan is not None
     parts.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from configurator import VERSION
-from nanodnt.files import link_file, make_printable, reason_of, retry_once, write_file
+from nanodnt.files import all_of, link_file, make_folder, make_printable, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
@@ -44,11 +44,8 @@ class RunDirectory:
         configs     goes into config.json
         seen        the fingerprint of the directory before any file in it was read
         wandb_id    of the wandb run to continue, or None"""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.path).free
-        except OSError as e:
-            raise ValueError(f"cannot use out_dir {self.path} ({e.strerror}): choose another --out_dir") from None
+        make_folder(self.path, "--out_dir")
+        free = shutil.disk_usage(self.path).free
         if free < needed_bytes:
             need = f"{needed_bytes / 1e9:.2f} GB"
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
@@ -94,9 +91,8 @@ class RunDirectory:
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            reason = reason_of(e)
-            fix = "run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
-            raise ValueError(f"wandb did not start ({reason}): {fix}") from e
+            fix = "if it is the login or the network, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
+            raise ValueError(f"wandb did not start ({all_of(e)}): {fix}") from e
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
@@ -134,7 +130,7 @@ class RunDirectory:
                 if (self.path / "loss.png").exists():
                     self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
         except Exception as e:  # wandb's errors share no base class; the run itself is complete
-            print(f"note: wandb did not take loss.png or the end of the run ({reason_of(e)})", file=sys.stderr)
+            print(f"note: wandb did not take loss.png or the end of the run ({all_of(e)})", file=sys.stderr)
         self.wandb.finish(exit_code=0 if end else 1)
 
 

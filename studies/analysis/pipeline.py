@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from configurator import PathName
-from nanodnt.files import write_file
+from nanodnt.files import make_folder, write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
@@ -64,10 +64,7 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
     runs = [kind(path, name, config, device) for path, name in zip(paths, names, strict=True)]
     one = len(runs) == 1 and runs[0].folder
     folder = Path(config.out or (one or Path("out")) / "analysis")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ValueError(f"cannot use {folder} ({e.strerror}): choose another --out") from None
+    make_folder(folder, "--out")
     comparing, drawn = len(runs) > 1 or config.report, []
     if not comparing and (config.baseline or config.smooth != AnalyzeConfig.smooth):
         raise ValueError("baseline and smooth are for runs compared: name several, or add --report=True")

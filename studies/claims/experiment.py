@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from configurator import PathName
 from nanodnt.data import load_meta
-from nanodnt.files import write_file
+from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.checkpoints import is_number
 from studies.claims import quantities
 from studies.claims.judge import FEWEST, classify, holm, p_value, plan_seeds, pool_variance
@@ -131,7 +131,7 @@ class Record:
     def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
         """Note a measure, and `about`: outcome, seconds, machine; write the file, with what others recorded."""
         about |= {"args": list(run.args), "settings": self.digest(run)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent, "--results")
         with open(self.path.with_name(f".{self.path.name}.lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # between threads too
             runs = self._read(self.path)
@@ -258,7 +258,10 @@ class Experiment:
     # -- training and measuring them
 
     def check(self) -> None:
-        """ValueError if a protocol is not the paper's and no reason is given, or a dataset is not prepared."""
+        """ValueError if a protocol is not the paper's and no reason is given, a dataset is not prepared, or there is no
+        place to write to."""
+        check_folder(ROOT / self.config.out / self.name, "--out")
+        check_folder(self.folder, "--results")
         for claim in self.chosen:
             self.protocol(claim)
         names = arms_in(number for claim in self.chosen for number in claim.numbers)

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from nanodnt.files import write_file
+from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import save_figure
 from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment
 from studies.claims.judge import CLASSES, FEWEST, interval
@@ -255,7 +255,7 @@ def write_page(experiment: Experiment) -> Path:
     """Write the page and its figures; returns the page's path."""
     with experiment.only_reading():
         found, curves = experiment.judge(), find_curves(experiment)
-        experiment.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(experiment.folder, "--results")
         if judged := [row for row in by_class(found) if row["class"] != "cannot judge"]:
             draw_effects(judged, experiment.folder / "effects.png")
         if curves:

@@ -14,7 +14,7 @@ import torch
 from layers.ops import upcast
 from model import Transformer
 from nanodnt.engine import Trainer, training_step
-from nanodnt.files import write_file
+from nanodnt.files import make_folder, write_file
 from nanodnt.optim import make_optimizer
 from nanodnt.run.metrics import save_figure
 from nanodnt.run.tracking import watch
@@ -52,7 +52,7 @@ def check_coordinates(points: list, steps: int, folder: Path) -> list:
         wrong = ", ".join(f"{part} ({p:+.2f})" for part, p in uneven(curves, size).items())
         lines += [f"changes follow {size}: {wrong}" if wrong else f"no change follows {size}"]
         pages += [lines[-1], ""]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--out")
     write_file(folder / "coordinates.md", lambda f: f.write("\n".join(pages).encode()))
     save_figure(figure, folder / "coordinates.png")
     return [*lines, "", f"{folder}: coordinates.md, coordinates.png"]

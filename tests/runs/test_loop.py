@@ -96,7 +96,8 @@ def test_a_wandb_that_takes_no_image_and_one_without_a_login(dataset, tmp_path, 
     before = contents(tmp_path / "run")
     wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nUse `wandb login`")
     assert run(**config, overwrite=True) == 1
-    assert "wandb did not start (No API key configured.): run `wandb login`, set" in capsys.readouterr().err
+    said = "wandb did not start (No API key configured. Use `wandb login`): if it is the login or the network, "
+    assert said in capsys.readouterr().err
     assert contents(tmp_path / "run") == before
 
 

@@ -165,6 +165,18 @@ def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, c
     assert run(**config, max_iters=22) == 0
 
 
+def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_path, monkeypatch, capsys):
+    """A link to a disk that is not mounted, say. Nothing is made, above all no folder in its place."""
+    (tmp_path / "dead").symlink_to(tmp_path / "disk" / "run")
+    monkeypatch.setattr(train, "set_up", None)
+    assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
+    line = (
+        f"error: cannot write to {tmp_path}/dead ({tmp_path}/dead is a link to {tmp_path}/disk/run, which is not there)"
+    )
+    assert capsys.readouterr().err == f"{line}: choose another --out_dir\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["dead"]
+
+
 def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     """By the same command and by another. After the first was killed, the folder is free."""
     config = dict(out_dir=tmp_path / "run", dataset=dataset)

@@ -340,6 +340,34 @@ REFUSED_LINES = {
 }
 
 
+NANOGPT = """\
+import time
+out_dir = 'out-shakespeare'
+eval_iters = 40
+wandb_run_name = 'ft-' + str(time.time())
+sead = 1
+seed = 3
+half = len('ab')
+n_layer = half * 2
+decay_lr = False
+"""
+
+
+def test_all_that_is_unknown_is_named_at_once(config, capsys):
+    """A config of nanoGPT: what depends on a line that is wrong is not a mistake of its own."""
+    words = "unknown flag --backend (chosen from device)|unknown flag --n_layr (did you mean --n_layer?)|"
+    words += "c.py:1: `import time`: not allowed|c.py:4: `wandb_run_name = 'ft-' + str(time.time())`: not allowed|"
+    words += "c.py:7: `half = len('ab')`: not allowed|"
+    words += f"c.py:3: unknown key eval_iters ({RENAMED['eval_iters']})|"
+    words += f"c.py:4: unknown key wandb_run_name ({RENAMED['wandb_run_name']})|"
+    words += "c.py:5: unknown key sead (did you mean seed?)|c.py:7: unknown key half (--help lists them all)|"
+    words += f"c.py:9: unknown key decay_lr ({RENAMED['decay_lr']}); a config file holds only "
+    found = refused(capsys, config(NANOGPT), "--backend=nccl", "--n_layr=2")
+    assert found.startswith(words.replace("|", "; ")) and found.endswith(NOT_DATA.partition("; ")[2])
+    found = refused(capsys, config("".join(f"key_{i} = 1\n" for i in range(15))))
+    assert found.endswith("c.py:10: unknown key key_9 (--help lists them all); and 5 more")
+
+
 @pytest.mark.parametrize("line", REFUSED_LINES, ids=lambda line: line[:40])
 def test_refused_files(capsys, config, line):
     """Every refusal names file and line, in readable words, whatever the file holds."""
