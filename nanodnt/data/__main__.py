@@ -4,8 +4,8 @@ import json
 import math
 import sys
 
+from configurator import discard_output, flush_output
 from nanodnt.data.meta import load_meta
-from nanodnt.prepare.script import run
 
 
 def main(argv: list) -> None:
@@ -18,4 +18,10 @@ def main(argv: list) -> None:
 
 
 if __name__ == "__main__":
-    run(lambda: main(sys.argv[1:]))
+    try:
+        main(sys.argv[1:])
+    except BrokenPipeError:  # the reader of the output has gone
+        sys.exit(discard_output())
+    except (ValueError, OSError) as e:
+        sys.exit(f"error: {e}")
+    sys.exit(flush_output())
