@@ -11,7 +11,10 @@ from nanodnt.data.meta import load_meta
 def main(argv: list) -> None:
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
-    meta = load_meta(argv[0], max_hashed_bytes=math.inf)
+    try:
+        meta = load_meta(argv[0], max_hashed_bytes=math.inf)
+    except (ValueError, OSError) as e:
+        sys.exit(f"error: {e}")
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")
@@ -22,6 +25,4 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except BrokenPipeError:  # the reader of the output has gone
         sys.exit(discard_output())
-    except (ValueError, OSError) as e:
-        sys.exit(f"error: {e}")
     sys.exit(flush_output())
