@@ -64,6 +64,22 @@ def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
             notes.leave_out("empty", inputs.place(file, number))
 
 
+def find_token_ids(args) -> list:
+    """The files of token ids that --input names, if it names such files. ValueError where they are nanoGPT's."""
+    notes = inputs.Notes()
+    files = inputs.find_files(args.input, notes)
+    ids = shards.token_files([file for _, file in files])
+    in_binary = args.input.is_dir() or args.input.suffix in (".bin", ".pkl")
+    if in_binary and not any(map(shards.is_shard, ids)):
+        check_not_nanogpt(args.input if args.input.is_dir() else args.input.parent)
+    for _, file in files:
+        if ids and file not in ids:
+            notes.leave_out("no token ids", str(file))
+    if ids:
+        notes.print()
+    return ids
+
+
 @script.command
 def main(argv=None):
     parser = script.parser(__doc__)
@@ -81,16 +97,7 @@ def main(argv=None):
 
         tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
 
-    notes = inputs.Notes(args.skip_bad)
-    files = inputs.find_files(args.input, notes)
-    ids = shards.token_files([file for _, file in files])
-    names_ids = args.input.is_dir() or args.input.suffix in (".bin", ".pkl")
-    if names_ids and not any(map(shards.is_shard, ids)):
-        check_not_nanogpt(args.input if args.input.is_dir() else args.input.parent)
-    if ids:
-        for file in [file for _, file in files if file not in ids]:
-            notes.leave_out("no token ids", str(file))
-        notes.print()
+    if ids := find_token_ids(args):
         if args.tokenizer != "gpt2":
             raise ValueError(f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2")
         splits = shards.split(ids, args.val_fraction, tokenizer["vocab_size"])

@@ -4,19 +4,26 @@ import json
 import math
 import sys
 
-from configurator import read_path
+from configurator import discard_output, flush_output, print_every_character, read_path
 from nanodnt.data.meta import load_meta
-from nanodnt.prepare.script import run
 
 
 def main(argv: list) -> None:
+    print_every_character()
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
-    meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
+    try:
+        meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
+    except (ValueError, OSError) as e:
+        sys.exit(f"error: {e}")
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")
 
 
 if __name__ == "__main__":
-    run(lambda: main(sys.argv[1:]))
+    try:
+        main(sys.argv[1:])
+    except BrokenPipeError:  # the reader of the output has gone
+        sys.exit(discard_output())
+    sys.exit(flush_output())
