@@ -14,11 +14,11 @@ read. With --image_size=N all of them must be N × N, and of that mode.
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
 from nanodnt.prepare import images, script
+
+import numpy as np  # isort: skip, after nanodnt, which says it where numpy is missing
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits
