@@ -24,8 +24,8 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
     """(the model without storage, its state dict or None: to be drawn from the seed, the checkpoint of the run that
     goes on or None), as init_from says. `meta`: of the dataset. `read_pretrained(source, model_config)` reads a model
     of Hugging Face, or returns None where the source cannot be one. ValueError where out_dir cannot be written to,
-    where there is nothing to resume, where checkpoints would be overwritten, or where weights, vocabulary and dataset do
-    not fit each other."""
+    where there is nothing to resume, where checkpoints would be overwritten, or where weights, vocabulary and dataset
+    do not fit each other."""
     out_dir = Path(config.out_dir)
     if env.is_main and not config.eval_only:
         check_folder(out_dir, "--out_dir")  # before what takes time
