@@ -18,7 +18,6 @@ from configurator import configure, describe
 from model import GPTConfig, Transformer
 from nanodnt.data import Prefetch, PreparedData, load_meta
 from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
-from nanodnt.files import check_folder
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint
@@ -301,8 +300,6 @@ def finish(run: Run) -> int:
 
 def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None) -> int:
     """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled back for."""
-    if env.is_main and not config.eval_only:
-        check_folder(Path(config.out_dir), "--out_dir")  # before what takes time
     seen = fingerprint(config.out_dir)
     run = set_up(config, model_config, env, stop)
     if spike:

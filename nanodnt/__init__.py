@@ -4,14 +4,17 @@ Every command imports this before what could fail in a way that says less.
 """
 
 import sys
-from importlib.util import find_spec
 
 OLDEST = (3, 11)  # Python
 
 
 def require(package: str) -> None:
     """End the program, with what to do, if this Python does not have `package`."""
-    if find_spec(package) is None:
+    from importlib.metadata import PackageNotFoundError, version  # an old Python has none, and is named first
+
+    try:
+        version(package)
+    except PackageNotFoundError:
         how = "run `make install`, then `. .venv/bin/activate`"
         sys.exit(f"error: {package} is not installed for {sys.executable}: {how}")
 

@@ -8,6 +8,7 @@ import torch
 from configurator import read_path
 from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
+from nanodnt.files import check_folder
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import RunState, fingerprint, how_to_continue, is_count, load_checkpoint, load_latest
 from nanodnt.run.environment import choose_parallel
@@ -22,9 +23,12 @@ NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings wh
 def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> tuple:
     """(the model without storage, its state dict or None: to be drawn from the seed, the checkpoint of the run that
     goes on or None), as init_from says. `meta`: of the dataset. `read_pretrained(source, model_config)` reads a model
-    of Hugging Face, or returns None where the source cannot be one. ValueError where there is nothing to resume, where
-    checkpoints would be overwritten, or where weights, vocabulary and dataset do not fit each other."""
+    of Hugging Face, or returns None where the source cannot be one. ValueError where out_dir cannot be written to,
+    where there is nothing to resume, where checkpoints would be overwritten, or where weights, vocabulary and dataset
+    do not fit each other."""
     out_dir = Path(config.out_dir)
+    if env.is_main and not config.eval_only:
+        check_folder(out_dir, "--out_dir")  # before what takes time
     resumes, source = read_init_from(config.init_from)
     checkpoint = load_latest(out_dir, env.print, env) if resumes else None
     if checkpoint is None:

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.data import inputs  # isort: skip  # before numpy: it says what this machine lacks
-import numpy as np
-
+from nanodnt.data import inputs
 from nanodnt.prepare import images, script
+
+import numpy as np  # isort: skip, after nanodnt, which says it where numpy is missing
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits

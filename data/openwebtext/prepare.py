@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import hub, script, text  # isort: skip  # before numpy: it says what this machine lacks
+from nanodnt.prepare import hub, script, text
 
-import numpy as np
+import numpy as np  # isort: skip, after nanodnt, which says it where numpy is missing
 
 REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script

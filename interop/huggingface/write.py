@@ -59,8 +59,6 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
             partial.rename(folder)
     except (OSError, SafetensorError) as e:
         reason = getattr(e, "strerror", None) or e
-        if file := next((path for path in folder.parents if path.is_file()), None):
-            reason = f"{file} is a file, not a folder"
         raise ValueError(f"cannot write {folder} ({reason}): nothing was written") from None
     return kind, checked
 

@@ -168,12 +168,11 @@ def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, c
 def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_path, monkeypatch, capsys):
     """A link to a disk that is not mounted, say. Nothing is made, above all no folder in its place."""
     (tmp_path / "dead").symlink_to(tmp_path / "disk" / "run")
-    monkeypatch.setattr(train, "set_up", None)
+    monkeypatch.setattr("nanodnt.start.load_source", None)
+    monkeypatch.setattr(train, "open_data", None)
     assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
-    line = (
-        f"error: cannot write to {tmp_path}/dead ({tmp_path}/dead is a link to {tmp_path}/disk/run, which is not there)"
-    )
-    assert capsys.readouterr().err == f"{line}: choose another --out_dir\n"
+    why = f"{tmp_path}/dead is a link to {tmp_path}/disk/run, which is not there"
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/dead ({why}): choose another --out_dir\n"
     assert [path.name for path in tmp_path.iterdir()] == ["dead"]
 
 

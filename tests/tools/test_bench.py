@@ -229,7 +229,7 @@ def test_busy_cores(monkeypatch):
     monkeypatch.setattr(measure.time, "sleep", lambda seconds: sum(range(10**6)))  # this process is busy meanwhile
     busy = BUSY_CORES()
     assert busy is None or 0 <= busy <= os.cpu_count()
-    monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr("builtins.open", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     assert BUSY_CORES() is None
 
 
