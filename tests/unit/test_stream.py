@@ -52,6 +52,8 @@ def test_sums_on_a_bf16_stream_are_fp32():
     x, y = torch.tensor([1.0]).to(BF16), torch.tensor([3 / 512])
     assert ops.add(x, y, BF16).item() == 1 + 1 / 128
     assert ops.add(x, y, None).item() == 1 + 3 / 512
+    half_a_step = torch.tensor([1 / 256 + 2**-16])  # and a little more, which bf16 would lose: the sum would be 1
+    assert ops.add(x, half_a_step, BF16).item() == 1 + 1 / 128
     x, y = x.requires_grad_(), y.requires_grad_()
     ops.add(x, y, BF16).backward(torch.tensor([3.0], dtype=BF16))
     assert (x.grad.dtype, y.grad.dtype, x.grad.item(), y.grad.item()) == (BF16, torch.float32, 3.0, 3.0)
