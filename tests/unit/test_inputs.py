@@ -82,6 +82,8 @@ NO_TEXT = {
     "a.gif": (b"GIF89a", "an image"),
     "utf16.txt": ("text".encode("utf-16"), "UTF-16: convert"),
     "utf16.log": (b"\xfe\xff" + "text".encode("utf-16-be"), "UTF-16: convert"),
+    "utf32.txt": ("text".encode("utf-32"), "UTF-32: convert"),
+    "a.ps": (b"%!PS-Adobe-3.0\n", "a PostScript document: convert"),
     "unmarked.txt": ("text".encode("utf-16-le"), "binary, no text: byte 1 is 0"),
     "nul.txt": (b"text\0text", "binary, no text: byte 4 is 0"),
     "array.npy": (make_array(), "binary, no text"),
@@ -190,7 +192,7 @@ def test_many_are_counted(capsys):
 
 def test_records_of_every_kind(home, tmp_path, capsys):
     lines = "".join(json.dumps({"text": f"line {i}"}) + "\r\n" for i in range(2))
-    folder = write_tree(tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\n{"text": ""}\n'})
+    folder = write_tree(tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\r{"text": ""}\r'})
     array = [{"text": "first"}, "second", {"text": ""}]
     write_tree(folder, {"b.json": json.dumps(array, indent=1), "c.json": '{"name": "x"}', "d.json": "// no JSON"})
     local.main([f"--input={folder}", "--tokenizer=bytes", "--name=x"])
