@@ -70,7 +70,8 @@ class Notes:
         """Print a line for each thing to say, with the first names and their number, and forget them."""
         for what, names in self.names.items():
             more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
-            print(f"note: {what}: {', '.join(names[:5])}{more}", file=sys.stderr)
+            line = f"note: {what}: {', '.join(names[:5])}{more}"
+            print("".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
         self.names = {}
 
 
@@ -114,10 +115,11 @@ def find_files(path: Path, notes: Notes) -> list:
     waiting, links = [(path, str(top))], []  # links are followed last, so files keep their own names
     while waiting or links:
         place, real = waiting.pop() if waiting else heapq.heappop(links)
-        above = place != path and top.is_relative_to(real)
         if place != path and place.name.startswith("."):
             notes.leave_out("hidden", str(place))
-        elif above or real in seen:
+        elif place != path and top.is_relative_to(real):
+            notes.leave_out("links to a folder that holds the input", str(place))
+        elif real in seen:
             notes.leave_out("links to what is read already", str(place))
         elif os.path.isdir(place):
             seen.add(real)

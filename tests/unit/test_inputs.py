@@ -140,10 +140,11 @@ def test_links_are_followed_once(tmp_path):
     names = [name for name, _ in find_files(inside, notes)]
     assert names == ["a.txt", "deep/again/d.txt", "deep/b.txt", "far/c.txt", "far/e.txt"]
     found = {what: sorted(os.path.relpath(name, inside) for name in names) for what, names in notes.names.items()}
-    twice = ["also", "deep/up", "far/back", "far/er", "loop", "one", "same.txt"]
+    twice = ["also", "far/er", "one", "same.txt"]
     assert found == {
         "hidden, so left out": [".git", ".hidden.txt"],
         "links to what is read already, so left out": twice,
+        "links to a folder that holds the input, so left out": ["deep/up", "far/back", "loop"],
         "neither file nor folder, so left out": ["dead", "pipe", "self"],
     }
 
@@ -180,10 +181,10 @@ def test_what_cannot_be_opened_is_said(home, tmp_path, capsys, monkeypatch):
 def test_many_are_counted(capsys):
     notes = Notes()
     for i in range(1234):
-        notes.leave_out("odd", f"file {i}")
+        notes.leave_out("odd", f"file\n{i}")
     notes.print()
     notes.print()
-    first = "file 0, file 1, file 2, file 3, file 4 and others, 1,234 in all"
+    first = "file\ufffd0, file\ufffd1, file\ufffd2, file\ufffd3, file\ufffd4 and others, 1,234 in all"
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
