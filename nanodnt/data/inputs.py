@@ -70,7 +70,7 @@ class Notes:
         """Print a line for each thing to say, with the first names and their number, and forget them."""
         for what, names in self.names.items():
             more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
-            line = f"note: {what}: {', '.join(names[:5])}{more}"
+            line = f"note: {what}: {'; '.join(names[:5])}{more}"
             print("".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
         self.names = {}
 

@@ -184,7 +184,7 @@ def test_many_are_counted(capsys):
         notes.leave_out("odd", f"file\n{i}")
     notes.print()
     notes.print()
-    first = "file\ufffd0, file\ufffd1, file\ufffd2, file\ufffd3, file\ufffd4 and others, 1,234 in all"
+    first = "file\ufffd0; file\ufffd1; file\ufffd2; file\ufffd3; file\ufffd4 and others, 1,234 in all"
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
@@ -200,7 +200,7 @@ def test_records_of_every_kind(home, tmp_path, capsys):
     assert made_texts(home / "x") == ["first", "line 0", "line 1", "plain", "second"]
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        f"note: empty, so left out: {folder}/b.json, record 3, {folder}/e.jsonl, line 2",
+        f"note: empty, so left out: {folder}/b.json, record 3; {folder}/e.jsonl, line 2",
         f"note: no array of records, so left out: {folder}/c.json",
         f"note: not JSON (Expecting value: line 1 column 1 (char 0)), so left out: {folder}/d.json",
     ]
