@@ -39,7 +39,7 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
             yield f"{name}, {number}", where, messages
         if empty:
             notes.leave_out("without records", str(file))
-    for key, count in unread.most_common():
+    for key, count in sorted(unread.items()):
         notes.add("keys that are not read, and in how many records", f"{key} {count:,}")
 
 
