@@ -6,13 +6,13 @@ every file. Whole files, chosen by a hash of their path, are held out for valida
 library's own files, not on where Python is installed.
 """
 
-import contextlib
 import platform
 import sys
 import sysconfig
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt.data.inputs import Notes
 from nanodnt.data.tokenizer import DATA, Tokenizer
 from nanodnt.prepare import script, text
 
@@ -29,12 +29,15 @@ def main(argv=None):
     parser.add_argument("--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s")
     args = parser.parse_args(argv)
     name = "pystdlib" if args.tokenizer == "bytes" else f"pystdlib_{args.tokenizer}"
-    root, texts = Path(sysconfig.get_paths()["stdlib"]), {}
+    root, texts, notes = Path(sysconfig.get_paths()["stdlib"]), {}, Notes()
     for path in root.rglob("*.py"):
         place = path.relative_to(root)
         if SKIPPED_FOLDERS.isdisjoint(place.parts) and not any(part.startswith(SKIPPED_FILES) for part in place.parts):
-            with contextlib.suppress(UnicodeDecodeError, OSError):
+            try:
                 texts[place.as_posix()] = path.read_text(encoding="utf-8")
+            except (UnicodeDecodeError, OSError):
+                notes.leave_out("cannot be read as UTF-8", str(path))
+    notes.print()
     if len(texts) < 100:
         hint = "use one with its full library (not the embeddable zip), or your own text: data/local/prepare.py"
         raise ValueError(f"only {len(texts)} source files of this Python's library are in {root}: {hint}")

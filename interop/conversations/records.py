@@ -39,8 +39,8 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
             yield f"{name}, {number}", where, messages
         if empty:
             notes.leave_out("without records", str(file))
-    for key, count in unread.most_common():
-        notes.add("keys that are not read", f"{key} ({count:,} records)")
+    for key, count in sorted(unread.items()):
+        notes.add("keys that are not read, and in how many records", f"{key} {count:,}")
 
 
 def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_key: str = "response") -> list:
@@ -85,7 +85,9 @@ def find_form(record, prompt_key: str, response_key: str) -> tuple | None:
 def unread_keys(record: dict, prompt_key: str, response_key: str) -> set:
     """Words for the keys with a value, of a record and of its messages, that `messages_of` does not read."""
     keys = find_form(record, prompt_key, response_key)
-    read = {*keys, "system", "input"} if keys == ("instruction", "output") else {*keys, "system"}
+    read = {*keys, "input"} if keys == ("instruction", "output") else {*keys}
+    if isinstance(record.get("system"), str):
+        read.add("system")
     found = {repr(key) for key, value in record.items() if key not in read and value not in (None, "", [], {})}
     for message in record[keys[0]] if len(keys) == 1 else ():
         found |= {f"{key!r} of a message" for key, value in message.items() if key not in READ and value is not None}

@@ -118,7 +118,8 @@ def encode_all(found, tokenizer, template: Template, notes: Notes):
         except ValueError as e:
             notes.leave_out_bad(ValueError(f"{where}: {e}"))
             continue
-        for remark in {remark for message in messages for remark in tokenizer.remarks(message["content"])}:
+        remarks = {remark for message in messages for remark in tokenizer.remarks(message["content"])}
+        for remark in sorted(remarks):
             notes.add(remark, where)
         yield name, where, pair
 

@@ -154,8 +154,8 @@ class HarnessModel(HFLM):
             model = NanoDNTForCausalLM(NanoDNTConfig(network=asdict(trained.model.config)))
         model.network = trained.model  # the same, not a copy
         model.generation_config.eos_token_id = trained.tokenizer.eot
-        self.unused = find_unused(trained.model, trained.tokenizer)
-        model.generation_config.suppress_tokens = None if self.unused is None else self.unused.tolist()
+        unused = find_unused(trained.model, trained.tokenizer)
+        model.generation_config.suppress_tokens = None if unused is None else unused.tolist()
         with tempfile.TemporaryDirectory() as folder:  # the tokenizer as an export has it
             for name, text in tokenizer_files(trained.meta, trained.model.config.block_size).items():
                 (Path(folder) / name).write_text(text, encoding="utf-8")
@@ -164,6 +164,7 @@ class HarnessModel(HFLM):
         tokenizer.eos_token = tokenizer.eos_token or tokenizer.bos_token
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
         super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, prefix_token_id=trained.tokenizer.bos)
+        self.unused = unused
         self.env, self._rank, self._world_size, self.barrier = env, env.rank, env.world_size, env.barrier
 
     @property

@@ -33,7 +33,7 @@ def open_text(name: str, overlap: int, trained: Trained, main: bool = True) -> S
     block_size = trained.model.config.block_size
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
-    if not Path(name).is_file() and folder_of(name).is_dir():
+    if not Path(name).is_file() and (folder_of(name).is_dir() or Path(name).is_dir()):
         if overlap:
             raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
         examples, meta = read_dataset(name, "text", trained, main)

@@ -26,4 +26,7 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except BrokenPipeError:  # the reader of the output has gone
         sys.exit(discard_output())
+    except OSError as e:
+        discard_output()
+        sys.exit(f"error: the output cannot be written ({e.strerror})")
     sys.exit(flush_output())

@@ -37,6 +37,9 @@ OTHER_KINDS = {
     b"GIF87a": ("an image", "only text is read here"),
     b"GIF89a": ("an image", "only text is read here"),
     b"PAR1": ("a parquet file", "give it the suffix .parquet"),
+    b"%!PS": ("a PostScript document", "convert it to text first (ps2ascii)"),
+    b"\xff\xfe\0\0": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
+    b"\0\0\xfe\xff": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
     b"\xff\xfe": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
     b"\xfe\xff": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
 }
@@ -67,7 +70,8 @@ class Notes:
         """Print a line for each thing to say, with the first names and their number, and forget them."""
         for what, names in self.names.items():
             more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
-            print(f"note: {what}: {', '.join(names[:5])}{more}", file=sys.stderr)
+            line = f"note: {what}: {'; '.join(names[:5])}{more}"
+            print("".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
         self.names = {}
 
 
@@ -112,10 +116,11 @@ def find_files(path: Path, notes: Notes) -> list:
     waiting, links = [(path, str(top))], []  # links are followed last, so files keep their own names
     while waiting or links:
         place, real = waiting.pop() if waiting else heapq.heappop(links)
-        above = place != path and top.is_relative_to(real)
         if place != path and place.name.startswith("."):
             notes.leave_out("hidden", str(place))
-        elif above or real in seen:
+        elif place != path and top.is_relative_to(real):
+            notes.leave_out("links to a folder that holds the input", str(place))
+        elif real in seen:
             notes.leave_out("links to what is read already", str(place))
         elif os.path.isdir(place):
             seen.add(real)
@@ -186,11 +191,11 @@ def records(file: Path, notes: Notes, key: str | None = None):
     ValueError if the file cannot be read. A line that cannot is for `notes.leave_out_bad`."""
     kind = file.suffix.lower()
     if kind in LINES:
-        with open(file, "rb") as f:
+        with open(file, encoding="utf-8", errors="surrogateescape") as f:  # a line that is not UTF-8 is named
             for number, line in enumerate(f, 1):
                 where = place(file, number)
                 try:
-                    text = decode_text(line, where).strip()
+                    text = decode_text(line.encode("utf-8", "surrogateescape"), where).strip()
                     found = text and _parse(text, where, "one object a line is needed")
                 except ValueError as e:
                     notes.leave_out_bad(e)

@@ -27,7 +27,7 @@ def check_not_nanogpt(folder: Path) -> None:
     """ValueError, which says what to do, where `folder` holds a dataset of nanoGPT: train.bin, val.bin and, unless they
     are of GPT-2's tokens, meta.pkl. A pickle could run code, so it is never opened."""
     pickled = (folder / "meta.pkl").is_file()
-    binary = all((folder / f"{split}.bin").is_file() for split in ("train", "val"))
+    binary = any((folder / f"{split}.bin").is_file() for split in ("train", "val"))
     if (folder / "meta.json").exists() or (folder / "parts").exists() or not (pickled or binary):
         return
     name, text = folder.resolve().name, folder / "input.txt"

@@ -77,7 +77,8 @@ class PretrainedModel(CheckpointedRun):
         self.name, self.config, self.device, self.folder = name, config, device, None
         self.snapshots, trained = [path], load_pretrained(config.init_from, LONGEST)
         self.model, self.images, self.block_size = trained.model, False, trained.model.config.block_size
-        if not Path(config.dataset).is_file() and folder_of(config.dataset).is_dir():
+        path = Path(config.dataset)
+        if not path.is_file() and (folder_of(config.dataset).is_dir() or path.is_dir()):
             self.data = open_validation(config.dataset, trained.model.config, trained.meta, config.init_from)
             return
         examples = open_text(config.dataset, 0, trained).examples

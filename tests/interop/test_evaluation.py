@@ -278,6 +278,10 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
         "input TMP/no.txt is not readable (No such file or directory)",
     ),
     "empty file": (dict(input="TMP/empty.txt"), "input TMP/empty.txt is empty"),
+    "nanoGPT's": (
+        dict(input="TMP/old"),
+        "dataset TMP/old is not prepared (no meta.json): it has token ids in nanoGPT's",
+    ),
     "records": (dict(input="TMP/records.jsonl"), "input TMP/records.jsonl is a file of records, not one text: prepare"),
     "binary": (dict(input="TMP/binary.txt"), "input TMP/binary.txt is binary, no text: byte 1 is 0"),
     "not UTF-8": (dict(input="TMP/latin.txt"), "input TMP/latin.txt is not UTF-8 text: byte 2 is not"),
@@ -307,6 +311,8 @@ def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
     (runs / "empty.txt").touch()
     (runs / "records.jsonl").write_text('{"text": "a"}')
     (runs / "binary.txt").write_bytes(b"a\0")
+    (runs / "old").mkdir()
+    (runs / "old" / "meta.pkl").touch()
     (runs / "latin.txt").write_bytes(b"a \xe4")
     (runs / "walk").symlink_to(dataset)
     for folder, content in (("bad", "{"), ("wrong", '{"tasks": {"wic": {"metrics": {"acc": 0.5}}}}')):

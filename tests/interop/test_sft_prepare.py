@@ -174,7 +174,7 @@ def test_keys_that_are_not_read_are_counted(home, tmp_path, capsys):
     path = write_records(tmp_path / "a.jsonl", [rated] * 3 + [weighted] * 2)
     run(path)
     assert capsys.readouterr().err == (
-        "note: keys that are not read: 'id' (3 records), 'tools' (2 records), 'weight' of a message (2 records)\n"
+        "note: keys that are not read, and in how many records: 'id' 3; 'tools' 2; 'weight' of a message 2\n"
     )
 
 

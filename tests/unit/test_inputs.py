@@ -82,6 +82,8 @@ NO_TEXT = {
     "a.gif": (b"GIF89a", "an image"),
     "utf16.txt": ("text".encode("utf-16"), "UTF-16: convert"),
     "utf16.log": (b"\xfe\xff" + "text".encode("utf-16-be"), "UTF-16: convert"),
+    "utf32.txt": ("text".encode("utf-32"), "UTF-32: convert"),
+    "a.ps": (b"%!PS-Adobe-3.0\n", "a PostScript document: convert"),
     "unmarked.txt": ("text".encode("utf-16-le"), "binary, no text: byte 1 is 0"),
     "nul.txt": (b"text\0text", "binary, no text: byte 4 is 0"),
     "array.npy": (make_array(), "binary, no text"),
@@ -138,10 +140,11 @@ def test_links_are_followed_once(tmp_path):
     names = [name for name, _ in find_files(inside, notes)]
     assert names == ["a.txt", "deep/again/d.txt", "deep/b.txt", "far/c.txt", "far/e.txt"]
     found = {what: sorted(os.path.relpath(name, inside) for name in names) for what, names in notes.names.items()}
-    twice = ["also", "deep/up", "far/back", "far/er", "loop", "one", "same.txt"]
+    twice = ["also", "far/er", "one", "same.txt"]
     assert found == {
         "hidden, so left out": [".git", ".hidden.txt"],
         "links to what is read already, so left out": twice,
+        "links to a folder that holds the input, so left out": ["deep/up", "far/back", "loop"],
         "neither file nor folder, so left out": ["dead", "pipe", "self"],
     }
 
@@ -178,10 +181,10 @@ def test_what_cannot_be_opened_is_said(home, tmp_path, capsys, monkeypatch):
 def test_many_are_counted(capsys):
     notes = Notes()
     for i in range(1234):
-        notes.leave_out("odd", f"file {i}")
+        notes.leave_out("odd", f"file\n{i}")
     notes.print()
     notes.print()
-    first = "file 0, file 1, file 2, file 3, file 4 and others, 1,234 in all"
+    first = "file\ufffd0; file\ufffd1; file\ufffd2; file\ufffd3; file\ufffd4 and others, 1,234 in all"
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
@@ -190,14 +193,14 @@ def test_many_are_counted(capsys):
 
 def test_records_of_every_kind(home, tmp_path, capsys):
     lines = "".join(json.dumps({"text": f"line {i}"}) + "\r\n" for i in range(2))
-    folder = write_tree(tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\n{"text": ""}\n'})
+    folder = write_tree(tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\r{"text": ""}\r'})
     array = [{"text": "first"}, "second", {"text": ""}]
     write_tree(folder, {"b.json": json.dumps(array, indent=1), "c.json": '{"name": "x"}', "d.json": "// no JSON"})
     local.main([f"--input={folder}", "--tokenizer=bytes", "--name=x"])
     assert made_texts(home / "x") == ["first", "line 0", "line 1", "plain", "second"]
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        f"note: empty, so left out: {folder}/b.json, record 3, {folder}/e.jsonl, line 2",
+        f"note: empty, so left out: {folder}/b.json, record 3; {folder}/e.jsonl, line 2",
         f"note: no array of records, so left out: {folder}/c.json",
         f"note: not JSON (Expecting value: line 1 column 1 (char 0)), so left out: {folder}/d.json",
     ]

@@ -51,7 +51,9 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
         pystdlib.main([f"--out_dir={out}"])
         made.append(contents(out))
     assert made[0] == made[1] and load_meta(str(out))["tokenizer"] == "bytes"
-    assert "next: python train.py config/quickstart.py" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "next: python train.py config/quickstart.py" in said.out
+    assert f"note: cannot be read as UTF-8, so left out: {root}/latin1.py\n" in said.err
     shares = {name: int(hashlib.sha256(f"pystdlib/{name}".encode()).hexdigest()[:12], 16) / 16**12 for name in names}
     val = [f'"""Größe {name}"""\n' for name in sorted(names) if shares[name] < 0.08]
     train = [f'"""Größe {name}"""\n' for name in sorted(names) if shares[name] >= 0.08]

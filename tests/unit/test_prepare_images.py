@@ -155,7 +155,7 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     out = capsys.readouterr()
     assert "next: python train.py --patch_size=1 --dataset=pets\n" in out.out
     pets = tmp_path / "pets"
-    others = f"{pets}/train/cat/notes.txt, {pets}/val/cat/notes.txt"
+    others = f"{pets}/train/cat/notes.txt; {pets}/val/cat/notes.txt"
     assert f"no PNG or JPEG, so left out: {others}\n" in out.err and "neither train nor val" not in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
@@ -200,7 +200,7 @@ def test_what_is_left_out_is_named(home, tmp_path, capsys):
         write_folder(tmp_path / "split" / split)
     (tmp_path / "split" / "labels.csv").write_text("0,cat")
     local.main([f"--folder={tmp_path / 'split'}", "--name=pets"])
-    others = f"{tmp_path}/split/extra, {tmp_path}/split/labels.csv"
+    others = f"{tmp_path}/split/extra; {tmp_path}/split/labels.csv"
     assert f"neither train nor val, so left out: {others}\n" in capsys.readouterr().err
 
 
