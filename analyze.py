@@ -13,7 +13,7 @@ What changes over training is read from the checkpoints that a run kept (train.p
 import sys
 from pathlib import Path
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 from configurator import configure
 from nanodnt.run.errors import reports_errors

@@ -14,7 +14,7 @@ of the claims file, and everything else is derived from that file.
 
 import sys
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 from configurator import configure
 from nanodnt.run.errors import reports_errors

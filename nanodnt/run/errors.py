@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from configurator import discard_output, rank_tag
+from nanodnt.run import signals
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 # Packages of requirements.txt that few runs need. PIL is Pillow.
@@ -22,8 +23,12 @@ def reports_errors(main):
     @wraps(main)
     def run() -> int:
         try:
-            return main() or 0
+            signals.start_main()
+            code = main() or 0
+            signals.end_main()
+            return code
         except EXPECTED as e:
+            signals.end_main()  # first: a second Ctrl-C must not end in a traceback
             return report_error(e)
 
     return run
