@@ -42,7 +42,7 @@ def main() -> int:
             with experiment.only_reading():  # seeds are counted from what is recorded by now
                 found = tasks()
             code = max(code, experiment.runner.call_all(function, found)[1])
-            if code == 130:
+            if code > 128:  # a signal
                 return code
     if experiment.record.runs:
         print(write_page(experiment))

@@ -44,11 +44,13 @@ def command(main):
 
 
 def run(main):
-    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
+    Ctrl-C with 130."""
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("stopped: run the same command again")
+        print("stopped: run the same command again", file=sys.stderr)
+        sys.exit(130)
     except BrokenProcessPool:
         sys.exit("error: a worker was killed (out of memory?): run the same command again with fewer --workers")
     except ImportError as e:

@@ -49,7 +49,7 @@ class Env:
         """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run continues silently."""
         if self.is_main:
             try:
-                print(*args, flush=True)
+                print(" ".join(map(str, args)) + "\n", end="", flush=True)  # in one piece, even if unbuffered
             except UnicodeEncodeError:  # a text, on a terminal of another encoding
                 self.print(*map(ascii, args))
             except OSError:
@@ -274,7 +274,7 @@ class Stop:
                 for number in self.previous.keys() & set(numbers):
                     if self.nothing_to_lose:
                         signals.end_at_once(number)
-                    if not answered:
+                    if not answered and not self.stopped:
                         name = signal.Signals(number).name
                         signals.say(f"{name} received: ending as soon as everything is saved", file=1)
                     answered = True

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,8 @@ def quick_runs():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # pytest runs in the background of a shell's script
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         patch.setattr("train.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.directory.run_record", RECORD.copy)

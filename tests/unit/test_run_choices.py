@@ -127,10 +127,11 @@ def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(driver, cuda, nod
     assert choose_device("cpu") == (torch.device("cpu"), "as asked")
 
 
-def test_under_torchrun_a_second_ctrl_c_is_the_first():
+def test_under_torchrun_a_second_ctrl_c_is_the_first(monkeypatch):
     """The terminal sends it to every process, and torchrun sends it on."""
-    env = Env(0, 1, torch.device("cpu"), torch.float32, distributed=True)
-    with Stop(env) as stop:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with Stop() as stop:
+        stop.nothing_to_lose = False
         try:
             kill_me(signal.SIGINT, signal.SIGINT)
         except KeyboardInterrupt:  # it would end pytest
