@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: install install-dev install-eval quickstart gallery test test-deep test-gpu gpu-report lint clean
+.PHONY: install install-dev install-eval quickstart gallery test test-deep house test-gpu gpu-report lint clean
 
 install: .venv/.installed
 install-dev: .venv/.installed-dev
@@ -60,6 +60,10 @@ gallery: install data/pystdlib/meta.json
 test-deep: DEEP = --deep
 test test-deep: install-dev
 	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
+
+# What guards this repository and does not judge a fork: its shape, its pages, its configs beside the papers.
+house: install-dev
+	@$(BIN)/python -m pytest --house -n auto --maxprocesses=8 --dist=loadgroup
 
 # What needs a CUDA GPU. Elsewhere each test is skipped.
 test-gpu: install-dev

@@ -273,6 +273,7 @@ def test_machines_come_and_go(dataset, tmp_path):
     assert_close(load(out / "last.pt")["model"], load(tmp_path / "one" / "last.pt")["model"], 1e-3)
 
 
+@pytest.mark.house
 def test_the_sbatch_script_is_bash(tmp_path):
     page = (ROOT / "docs" / "scale.md").read_text()
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.S)

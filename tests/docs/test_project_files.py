@@ -13,6 +13,7 @@ from support.pages import ROOT, SCHEMAS
 from support.runs import call
 
 
+@pytest.mark.house
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("target, flag, code", [("test", "", 0), ("test-deep", " --deep", 1)])
 def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
@@ -30,7 +31,8 @@ def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("failing", ["", "install-eval", "lint", "test", "test-deep"])
+@pytest.mark.house
+@pytest.mark.parametrize("failing", ["", "install-eval", "lint", "house", "test", "test-deep"])
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -39,10 +41,11 @@ def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
     assert result.returncode == bool(failing)
-    assert (tmp_path / "calls").read_text().split() == ["install-eval", "lint", "test", "test-deep"]
-    assert result.stdout.splitlines()[-4:] == ["7 passed in 1.5s"] * 4
+    assert (tmp_path / "calls").read_text().split() == ["install-eval", "lint", "house", "test", "test-deep"]
+    assert result.stdout.splitlines()[-4:] == ["7 passed in 1.5s"] * 5
 
 
+@pytest.mark.house
 def test_the_citation_names_the_five_papers():
     text = (ROOT / "CITATION.cff").read_text()
     papers = {"2507.17501", "2605.26895", "2502.19002", "2503.10622", "2502.05795"}

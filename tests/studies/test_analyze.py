@@ -136,6 +136,7 @@ def test_batches_are_even_parts_of_the_validation_windows(runs, monkeypatch):
     assert found["tokens"] == 2976 // 32 * 16 and len(set(found["slots"]["final_norm"]["token"])) > 1000
 
 
+@pytest.mark.house
 def test_the_help_and_the_page_say_what_a_figure_reads(capsys):
     assert call("--help") == 0
     said = " ".join(capsys.readouterr().out.split()).split("for a CPU: ")[1].split(" (these")[0]

@@ -258,6 +258,7 @@ def test_seeds_that_choose_are_not_reported():
 PAGES = [name for name in STUDIES if (ROOT / "docs" / "results" / name / "record.json").exists()]
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", PAGES)
 def test_the_pages_are_those_of_the_record(name, tmp_path):
     (tmp_path / "results" / name).mkdir(parents=True)
@@ -273,6 +274,7 @@ def test_the_pages_are_those_of_the_record(name, tmp_path):
         assert tuple(arg for arg in run["args"] if not arg.startswith(tuned)) in known
 
 
+@pytest.mark.house
 def test_readme_says_the_verdicts_of_the_record():
     results = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
     row = r"^\| (.+) \| \[(.+)\]\(docs/results/(.+)\.md#(.+)\) \| (.+) \| (.+) \| (.+) \|$"
