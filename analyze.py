@@ -21,7 +21,7 @@ from studies.analysis.pipeline import AnalyzeConfig, analyze
 
 
 @reports_errors
-def main() -> None:
+def main() -> int:
     (config,), given = configure(AnalyzeConfig, description=__doc__, positional="run")
     paths = [Path(path) for path in given["run"][0]]
     if config.init_from:
@@ -33,7 +33,7 @@ def main() -> None:
         raise ValueError(f"no run is named: python analyze.py RUN [RUN ...], {how}")
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
-    analyze(paths, config)
+    return analyze(paths, config)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
-from nanodnt.run.environment import Env
 from nanodnt.run import signals
+from nanodnt.run.environment import Env
 from nanodnt.run.errors import end_with
 from support.runs import ROOT, column, flags, quick_runs, run
 from support.strikes import ALWAYS, at_call, optimizers, patched

@@ -35,8 +35,8 @@ def copy_tree(root: Path, without=()) -> Path:
 
 
 def apply_readme(root: Path) -> None:
-    """Make the changes of README's "Change it" in the tree at `root`: each hunk of a diff begins with `--- FILE`. A Python block of
-    docs/optimizers.md after a line that ends in "the whole of `FILE`:" is a new file."""
+    """Make the changes of README's "Change it" in the tree at `root`: each hunk of a diff begins with `--- FILE`. A
+    Python block of docs/optimizers.md after a line that ends in "the whole of `FILE`:" is a new file."""
     readme = (ROOT / "README.md").read_text()
     for block in re.findall(r"```diff\n(.*?)```", readme, re.DOTALL):
         for hunk in block.split("--- ")[1:]:
