@@ -80,6 +80,7 @@ def load(name: str, folder):
     return make_experiment(folder, f"config/studies/{name}.py", judge_only=True)
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_well_formed(name, tmp_path):
     made = load(name, tmp_path)  # which refuses what `find_problems` finds
@@ -156,6 +157,7 @@ def resolved(run) -> tuple:
     return complete(*resolve_configs(run.args))
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_is_a_configuration_and_those_compared_differ(name, tmp_path):
     made, configs, commands = load(name, tmp_path), {}, {}
