@@ -34,7 +34,7 @@ def change(root) -> None:
     write(root, "notebooks/look.ipynb", "{}")
     write(root, "data/mine/prepare.py", PREPARE)
     lion = (root / "nanodnt/optim/lion.py").read_text()
-    write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("tiger"'))
+    write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("lynx"'))
     settings = (root / "nanodnt/settings.py").read_text()
     assert settings.count("    schedule: ") == 1
     write(root, "nanodnt/settings.py", settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "))
@@ -50,7 +50,7 @@ def test_a_fork_passes_the_tests(tmp_path):
     paths = [f"tests/{name}" for name in READERS.split() if (root / "tests" / name).exists()]
     printed = call(root, [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", "-vv", *paths])
     assert int(re.search(r"(\d+) passed", printed)[1]) > 500
-    for name in ("forgetful", "lion", "tiger"):  # the new layout and the new optimizers are tested
+    for name in ("forgetful", "lion", "lynx"):  # the new layout and the new optimizers are tested
         assert re.search(rf"\[.*{name}.*\] PASSED", printed), name
 
 
