@@ -54,11 +54,11 @@ def apply_readme(root: Path) -> None:
         (root / name).write_text(source)
 
 
-def call(root, line, code=0, **environment):
+def call(root, line, code=0, timeout_s=300, **environment):
     """Run a command line of a page there; its stdout, or its stderr where it must fail."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
     env |= dict(HF_HOME=str(root / "cache"), PATH=f"{os.path.dirname(sys.executable)}:{env['PATH']}", **environment)
     argv = line if isinstance(line, list) else ["bash", "-c", line]
-    run = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=timeout_s)
     assert run.returncode == code, f"{line}\n{run.stdout}\n{run.stderr}"
     return run.stderr if code else run.stdout
