@@ -6,7 +6,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Another build of torch, for older drivers and GPUs: make TORCH_INDEX=URL. docs/runs.md says which.
 TORCH_INDEX ?=
 
-.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep test-gpu gpu-report lint clean
+.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep house test-gpu gpu-report lint
+.PHONY: clean
 
 install: .venv/.installed
 install-extra: .venv/.installed-extra
@@ -68,6 +69,10 @@ gallery: install data/pystdlib/meta.json
 test-deep: DEEP = --deep
 test test-deep: install-dev
 	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
+
+# What guards this repository and does not judge a fork: its shape, its pages, its configs beside the papers.
+house: install-dev
+	@$(BIN)/python -m pytest --house -n auto --maxprocesses=8 --dist=loadgroup
 
 # What needs a CUDA GPU. Elsewhere each test is skipped.
 test-gpu: install-dev

@@ -13,7 +13,7 @@ What changes over training is read from the checkpoints that a run kept (train.p
 import sys
 from pathlib import Path
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 from configurator import configure
 from nanodnt.run.errors import reports_errors
@@ -21,7 +21,7 @@ from studies.analysis.pipeline import AnalyzeConfig, analyze
 
 
 @reports_errors
-def main() -> None:
+def main() -> int:
     (config,), given = configure(AnalyzeConfig, description=__doc__, positional="run")
     paths = [Path(path) for path in given["run"][0]]
     if config.init_from:
@@ -33,7 +33,7 @@ def main() -> None:
         raise ValueError(f"no run is named: python analyze.py RUN [RUN ...], {how}")
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
-    analyze(paths, config)
+    return analyze(paths, config)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 import torch
 

@@ -14,7 +14,7 @@ of the claims file, and everything else is derived from that file.
 
 import sys
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 from configurator import configure
 from nanodnt.run.errors import reports_errors
@@ -44,7 +44,7 @@ def main() -> int:
             with experiment.only_reading():  # seeds are counted from what is recorded by now
                 found = tasks()
             code = max(code, experiment.runner.call_all(function, found)[1])
-            if code == 130:
+            if code > 128:  # a signal
                 return code
     if experiment.record.runs:
         print(write_page(experiment))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 import torch
 

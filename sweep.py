@@ -16,7 +16,7 @@ over sizes also transfer.md and transfer.png, and with --coordinates coordinates
 import sys
 from pathlib import Path
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 from configurator import configure
 from nanodnt.files import check_folder, make_folder

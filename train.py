@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 import torch
 
@@ -199,6 +199,7 @@ def evaluate_step(run: Run, metrics_row: dict) -> bool:
 
 def save(run: Run, is_best: bool) -> None:
     """Copy everything to the host; a thread writes it while training goes on. All ranks must call it."""
+    run.stop.nothing_to_lose = False
     state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
     tensors = run.saver.copy(state)
     run.saved_step, run.rollback_row = run.state.step, None
@@ -254,7 +255,7 @@ def train(run: Run) -> int:
                 run.directory.write(metrics_row | ({"failure": str(run.failure)} if run.failure else {}))
             if run.will_roll_back:
                 break
-            stopping = run.stop.agreed()
+            stopping = run.stop.agreed(env)
             evaluated = due.evaluate and not state.pending
             if due.save or evaluated or (stopping and run.saved_step != state.step and not run.failure):
                 with run.meter.stalled("saving_s"):
@@ -263,6 +264,7 @@ def train(run: Run) -> int:
             break
 
         # 2. one optimizer step
+        run.stop.nothing_to_lose = False
         seed_step(config.seed, state.step, env.rank)
         run.rates = set_learning_rates(run.optimizer, state.step, config)
         batch = env.put(*next_batch(state.step))
@@ -300,6 +302,7 @@ def finish(run: Run) -> int:
 
 def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None) -> int:
     """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled back for."""
+    stop.nothing_is_lost()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
     run = set_up(config, model_config, env, stop)
     if spike:
@@ -317,7 +320,7 @@ def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop,
 @reports_errors
 def main() -> int:
     (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
-    with environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
+    with Stop() as stop, environment(config.device, config.dtype, config.timeout_s) as env:
         config.check()  # in here, so that torchrun stops the other processes at once
         fill_defaults(config)
         # dataset and device may differ between machines; the contents of the dataset are compared later

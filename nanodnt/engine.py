@@ -148,7 +148,7 @@ def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
         batch = env.put(*env.pin(*data.val_batch(own_rows[i * micro : (i + 1) * micro], micro)))
         count, sums = task.count_scores(*model(*batch), batch[1])
         totals = totals + torch.stack((*sums.values(), count))
-        if stopped := stop.agreed():
+        if stopped := stop.agreed(env):
             break
     model.train()
     *totals, count = env.sum(totals).tolist()

@@ -1,4 +1,4 @@
-"""What all tests share: the two suites, the number of torch threads, a small dataset."""
+"""What all tests share: the suites, the number of torch threads, a small dataset."""
 
 import os
 
@@ -14,6 +14,7 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--house", action="store_true", help="run only what guards the shape of this repository")
     parser.addoption("--deep", action="store_true", help="run only the deep tests, and hypothesis at full depth")
 
 
@@ -29,10 +30,13 @@ def pytest_itemcollected(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without --deep leave the deep tests out; with it, leave out what `make test` has already shown."""
-    deep = config.getoption("--deep")
+    """Without --deep leave the deep tests out; with it, leave out what `make test` has already shown. What guards this
+    repository's shape, its pages and its configs runs with --house alone: a fork changes them."""
+    deep, house = config.getoption("--deep"), config.getoption("--house")
 
     def is_wanted(item):
+        if house or item.get_closest_marker("house"):
+            return house and bool(item.get_closest_marker("house"))
         depends_on_depth = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
         return bool(item.get_closest_marker("deep")) == deep or (deep and depends_on_depth)
 

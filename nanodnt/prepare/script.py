@@ -54,7 +54,8 @@ def command(main):
 
 
 def run(main):
-    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
+    Ctrl-C with 130."""
     print_every_character()
     code = None
     try:
@@ -62,7 +63,8 @@ def run(main):
     except SystemExit as e:  # of --help, or a mistake in the flags
         code = e.code
     except KeyboardInterrupt:
-        code = "stopped: run the same command again"
+        print("stopped: run the same command again", file=sys.stderr)
+        code = 130
     except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
         code = discard_output()
     except BrokenProcessPool:

@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from layers import cores
+from nanodnt.run import signals
 from nanodnt.run.hardware import memory_bytes, unusable_gpu
 
 MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
@@ -48,7 +51,7 @@ class Env:
         """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run continues silently."""
         if self.is_main:
             try:
-                print(*args, flush=True)
+                print(" ".join(map(str, args)) + "\n", end="", flush=True)  # in one piece, even if unbuffered
             except OSError:
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for the rest of the process
 
@@ -254,36 +257,71 @@ def _env_int(name: str, default: int) -> int:
 
 
 class Stop:
-    """SIGINT and SIGTERM ask the run to save and exit, and so does the death of torchrun, which its processes survive.
-    Without torchrun (it passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the run at once."""
+    """What asks the run to end: a signal that means "end soon", or the death of torchrun, which its processes survive.
 
-    def __init__(self, env):
-        self.env, self.signal, self.stopped = env, 0, False
+    While there is nothing to lose, a signal ends the process at once; after that the run saves first. A thread answers
+    signals, because Python's own handlers wait until a function of torch returns: another process may never come, and
+    a step may take minutes. Without torchrun (it passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the
+    run at once."""
+
+    def __init__(self):
+        self.signal, self.stopped, self.interrupts = 0, False, 0
+        self.nothing_to_lose = True  # no step was made since the start, and no checkpoint begun
         self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None  # torchrun's process
 
     def __enter__(self):
-        self.previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        self.previous = {number: signal.signal(number, self._handle) for number in signals.heeded()}
+        self.received, self.sent = socket.socketpair()
+        self.sent.setblocking(False)
+        self.previous_fd = signal.set_wakeup_fd(self.sent.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._answer, daemon=True).start()
         return self
 
     def __exit__(self, *_):
-        for signum, handler in self.previous.items():
-            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self.previous_fd)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        self.sent.close()  # which ends the thread
 
-    def _handle(self, signum, frame):
-        if self.signal and signum == signal.SIGINT and not self.env.distributed:
+    def _handle(self, number, frame):
+        self.signal = self.signal or number
+        self.interrupts += number == signal.SIGINT
+        if self.interrupts > 1 and not dist.is_initialized():
             raise KeyboardInterrupt
-        self.signal = signum  # nothing else: a handler may run in the middle of a print
 
-    def agreed(self) -> bool:
+    def _answer(self):
+        """In a thread: answer the first signal as soon as it comes."""
+        answered = False
+        with self.received:
+            while numbers := self.received.recv(64):  # b"" when the other end is closed
+                for number in self.previous.keys() & set(numbers):
+                    if self.nothing_to_lose:
+                        signals.end_at_once(number)
+                    if not answered and not self.stopped:
+                        name = signal.Signals(number).name
+                        signals.say(f"{name} received: ending as soon as everything is saved", file=1)
+                    answered = True
+
+    def nothing_is_lost(self) -> None:
+        """From now on, until the first step or save, a signal ends the process at once, also one that has come."""
+        self.nothing_to_lose = True
+        if self.signal:
+            signals.end_at_once(self.signal)
+
+    def agreed(self, env) -> bool:
         """Whether any rank was asked to stop, with several processes before its last call. All ranks must call it at
         the same point."""
         if self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
-        if not self.stopped and self.env.any_rank_before(bool(self.signal)):
+        if not self.stopped and env.any_rank_before(bool(self.signal)):
             self.stopped = True
-            self.env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
+            env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
         return self.stopped
 
     def exit_code(self) -> int:
         """0, or 128 + the signal's number as shells report it."""
         return 128 + (self.signal or signal.SIGTERM) if self.stopped else 0
+
+
+# A forked process has the pipe of its parent: its own signals must not be taken for the parent's.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from configurator import discard_output, flush_output, print_every_character, rank_tag
 from nanodnt.files import EXTRA, missing_package
+from nanodnt.run import signals
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
@@ -23,8 +24,11 @@ def reports_errors(main):
     def run() -> int:
         print_every_character()
         try:
+            signals.start_main()
             code = main() or 0
+            signals.end_main()
         except EXPECTED as e:
+            signals.end_main()  # first: a second Ctrl-C must not end in a traceback
             code = report_error(e)
         flushed = flush_output()
         return code or flushed

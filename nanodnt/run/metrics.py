@@ -221,13 +221,17 @@ def save_figure(figure, path: Path) -> None:
 
 
 def draw_loss(out_dir: Path, unit: str) -> None:
-    """Draw loss.png from metrics.jsonl, or print that matplotlib is missing. `unit`: what a loss is the mean over."""
+    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. `unit`: what a loss is the mean
+    over."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print("loss.png is not drawn: matplotlib is not installed")
         return
     rows = read_metrics(out_dir)
+    if not rows:  # stopped before the first
+        print("loss.png is not drawn: metrics.jsonl has no rows yet")
+        return
     fig = Figure(figsize=(6.4, 4), dpi=160, layout="constrained")
     ax = fig.subplots()
     line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, "tab:blue")

@@ -1,6 +1,7 @@
 """The flags of `analyze.py`, and from run directories to figures: measure, draw, write, and compare several runs."""
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,9 +56,10 @@ class AnalyzeConfig:
             raise ValueError(f"seed={self.seed} must not be negative")
 
 
-def analyze(paths: list, config: AnalyzeConfig) -> None:
+def analyze(paths: list, config: AnalyzeConfig) -> int:
     """Draw what `config` asks for of `paths`: run directories or checkpoint files, or the one folder or name that
-    config.init_from is. ValueError for what cannot be."""
+    config.init_from is. Returns the exit code: 1 if a figure failed, which is printed. ValueError for what cannot
+    be."""
     device, _ = choose_device(config.device)
     names = compare.distinct_names([path.with_suffix("") if path.is_file() else path for path in paths])
     kind = PretrainedModel if config.init_from else CheckpointedRun
@@ -74,37 +76,53 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
         print(compare.format_table(compare.table_cells(comparison["table"])))
         print("".join(f"warning: {line}\n" for line in comparison["table"]["warnings"]), end="")
         drawn.append(folder / "loss.png")
-    for name, found in measure_runs(runs, config.figure_names).items():
-        drawn.append(write_figure(name, found, config, folder))
+    measured, failures = measure_runs(runs, config.figure_names)
+    for name, found in measured.items():
+        try:
+            drawn.append(write_figure(name, found, config, folder))
+        except Exception as e:  # of matplotlib, a disk, …: the others are still drawn
+            failures[name] = e
     if comparing:
         drawn.append(compare.write_report(records, comparison, folder, [path.stem for path in drawn]))
     print("\n".join(map(str, drawn)))
+    for what, error in failures.items():
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        print(f"error: {what} is not drawn: {kind}{' '.join(str(error).split())}", file=sys.stderr)
+    return 1 if failures else 0
 
 
-def measure_runs(runs: list, names: list) -> dict:
-    """{figure: {run: [{"checkpoint", "step", and what was measured}, …]}}. ValueError if none applies."""
-    results, reasons = {name: {} for name in names}, []
+def measure_runs(runs: list, names: list) -> tuple[dict, dict]:
+    """({figure: {run: [{"checkpoint", "step", and what was measured}, …]}}, {"RUN: FIGURE": the error that it had}). An
+    error of one figure does not stop the others. ValueError if none applies; the first error where all have one."""
+    results, reasons, failures = {name: {} for name in names}, [], {}
     for run in runs:
         left = list(names)
         for i, path in enumerate(run.snapshots, 1):
             model, step = run.load(path)
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:
                 start, figure = time.perf_counter(), FIGURES[name]
-                batches = Batches(run, figure.tokens and (run.config.tokens or figure.tokens), figure.window)
                 try:
+                    batches = Batches(run, figure.tokens and (run.config.tokens or figure.tokens), figure.window)
                     found = (batches.count if figure.tokens else {}) | figure.measure(model, batches, run)
                 except NotApplicable as e:
                     left.remove(name)
                     reasons.append(f"{run.name}: {name} is left out: {e}")
                     print(reasons[-1])
                     continue
+                except Exception as e:  # the other figures may not have this fault
+                    left.remove(name)
+                    results[name].pop(run.name, None)
+                    failures[f"{run.name}: {name}"] = e
+                    continue
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
                 which = f" {i}/{len(run.snapshots)} checkpoints" if figure.over_training else ""
                 facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
                 print(", ".join(facts))
     if not any(results.values()):
+        if failures:
+            raise next(iter(failures.values()))
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")
-    return {name: found for name, found in results.items() if found}
+    return {name: found for name, found in results.items() if found}, failures
 
 
 def how_much(found: dict) -> list:

@@ -29,6 +29,7 @@ from layers.cores import own_cores
 from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
+from nanodnt.run import signals
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
@@ -143,16 +144,16 @@ class Runner:
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.expected, self.seconds, self.began = 0, [], time.perf_counter()
 
-    def stop(self, *_) -> None:
+    def stop(self, number: int = signal.SIGTERM, frame=None) -> None:
         """End: ask the runs to save and leave. Also a signal handler."""
-        self.stopping = True
+        self.stopping, self.ended_by = True, number
         for child in list(self.children):
             child.terminate()
 
     def call_all(self, function, tasks: dict) -> tuple:
         """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
-        the exit code). An error, or what a `MissingRun` says, is printed, the others go on. SIGTERM ends the runs."""
-        finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        the exit code). An error, or what a `MissingRun` says, is printed, the others go on. A signal ends the runs."""
+        finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in signals.heeded()}
         pool, self.stopping = ThreadPoolExecutor(self.jobs), False
         try:
             futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
@@ -162,7 +163,7 @@ class Runner:
                     finished.append(name)
                 elif isinstance(error, Stopped):
                     print("stopped; the same command goes on from here", flush=True)
-                    return finished, 130
+                    return finished, 128 + self.ended_by
                 elif isinstance(error, MissingRun):
                     print(*error.args, sep="", end="\n" if error.args else "")
                 elif isinstance(error, (ValueError, OSError, ArithmeticError)):

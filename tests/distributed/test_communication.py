@@ -231,11 +231,12 @@ def hsdp_steps(rank, world, folder):
         with Note() as note:
             _, gradients = make_gradients(model, model, rows_of(rank), MICRO)
         stops = []
-        with Stop(env) as stop:
+        with Stop() as stop:
+            stop.nothing_to_lose = False
             for i in range(4):
                 if rank == 1 and i == 1:
                     os.kill(os.getpid(), signal.SIGTERM)
-                stops.append(stop.agreed())
+                stops.append(stop.agreed(env))
         torch.save((gradients, note.found.count("bucket"), stops), folder / f"{rank}")
 
 

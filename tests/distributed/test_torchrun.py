@@ -118,7 +118,7 @@ def hold(_, row):
         time.sleep(0.01)
 
 
-train.Stop = lambda env: stops.append(make(env)) or stops[0]
+train.Stop = lambda: stops.append(make()) or stops[0]
 train.draw_loss = lambda *_: None
 # here a test adds to it
 with at_call(RunDirectory, "write", 1, hold, times=ALWAYS, after=True):
@@ -272,6 +272,7 @@ def test_machines_come_and_go(dataset, tmp_path):
     assert_close(load(out / "last.pt")["model"], load(tmp_path / "one" / "last.pt")["model"], ENDS)
 
 
+@pytest.mark.house
 def test_the_sbatch_script_is_bash(tmp_path):
     page = (ROOT / "docs" / "scale.md").read_text()
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.S)

@@ -35,8 +35,9 @@ from support.pages import (
     shown_outputs,
 )
 from support.runs import TINY, make_dataset
-from support.trees import call, copy_tree
+from support.trees import apply_readme, call, copy_tree
 
+pytestmark = pytest.mark.house
 README = (ROOT / "README.md").read_text()
 NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
 SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__.py")]
@@ -45,10 +46,9 @@ OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  
 ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
 
-def test_the_readme_is_short_and_in_order():
+def test_the_readme_is_in_order():
     titles = ["The code", "Two commands", "The main job", "Layouts and optimizers", "Look inside", "Use it elsewhere"]
     titles += ["Results", "Speed", "A run directory", "Change it", "Where more is written"]
-    assert README.count("\n") <= 220
     assert re.findall(r"^## (.*)$", README, re.MULTILINE) == titles
     assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 200  # a row cannot be wrapped
 
@@ -78,7 +78,6 @@ def test_every_config_loads_builds_and_names_its_command(path):
     outline(model)
     text = (ROOT / path).read_text()
     assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"
-    assert text.count("\n") <= (75 if model.patch_size else 40)  # recipes for images are long
     if path.parent.name == "config":
         assert config.out_dir == f"out/{path.stem}"
         for gpus in (1, 2, 4, 8) if "small" in path.stem or "large" in path.stem or "xl" in path.stem else (1,):
@@ -89,7 +88,7 @@ def test_every_config_loads_builds_and_names_its_command(path):
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
 FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
-FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder"
+FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
@@ -215,25 +214,6 @@ def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_pat
         assert any(found == line or line != start and found.startswith(start) for found in rest), line
 
 
-def apply_changes(root):
-    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`. A Python block of
-    docs/optimizers.md after a line that ends in "the whole of `FILE`:" is a new file."""
-    for block in re.findall(r"```diff\n(.*?)```", README, re.DOTALL):
-        for hunk in block.split("--- ")[1:]:
-            name, *lines = hunk.rstrip("\n").split("\n")
-            old = "\n".join(line[1:] for line in lines if line[0] in " -")
-            new = "\n".join(line[1:] for line in lines if line[0] in " +")
-            source = (root / name).read_text()
-            assert source.count(old) == 1, f"README: the hunk for {name} does not apply:\n{old}"
-            (root / name).write_text(source.replace(old, new))
-    optimizers = (ROOT / "docs" / "optimizers.md").read_text()
-    new_files = re.findall(r"the whole of `([\w/]+\.py)`:\n\n```python\n(.*?)```", optimizers, re.DOTALL)
-    assert [name for name, _ in new_files] == ["nanodnt/optim/lion.py"]
-    for name, source in new_files:
-        assert not (root / name).exists()
-        (root / name).write_text(source)
-
-
 def write_my_claims(root, flags: dict):
     """The claims file of docs/claims.md, on the model of these flags, without what the claims vary."""
     (source,) = re.findall(
@@ -253,7 +233,7 @@ def test_the_readmes_changes_work(tmp_path):
     """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it of docs/claims.md, on
     a tiny model, and the layout's row of tests. One process, since starting one takes as long as the tests."""
     root = copy_tree(tmp_path / "tree")
-    apply_changes(root)
+    apply_readme(root)
     flags = TINY | dict(dataset=make_dataset(root / "data" / "walk"), out_dir="out/run", max_iters=40, eval_interval=20)
     flags |= dict(skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1)
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()

@@ -15,6 +15,7 @@ from nanodnt.settings import TrainConfig
 from support.models import rule_lines
 from support.pages import CONFIGS, FLAGS, ROOT, load, outline, rows_with
 
+pytestmark = pytest.mark.house
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("layouts", "optimizers", "moe", "images")}
 LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
 RULES = {"layouts": (rules.norms, rules.scales), "moe": (rules.experts,), "images": (rules.images,)}

@@ -15,6 +15,7 @@ from support.pages import ROOT, SCHEMAS
 from support.runs import call
 
 
+@pytest.mark.house
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("target, flag, code", [("test", "", 0), ("test-deep", " --deep", 1)])
 def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
@@ -32,6 +33,7 @@ def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     ]
 
 
+@pytest.mark.house
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("index", ["", "https://example.org/cu126"])
 def test_torch_comes_first_in_the_tested_version_and_from_the_index_asked_for(index, tmp_path):
@@ -53,31 +55,35 @@ def run_ci(tmp_path, day: int, failing: str = "") -> tuple:
     settings = " ".join(f'{name}="${name}"' for name in SETTINGS)
     make = f'echo "$1" {settings} >> calls\necho "7 passed in 1.5s"\n[ "$1" != "{failing}" ]\n'
     for name, script in (("make", make), ("date", f"echo {day:02}\n")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}")
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     (tmp_path / "calls").unlink(missing_ok=True)
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
-    return result.returncode, (tmp_path / "calls").read_text().splitlines(), result.stdout.splitlines()
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    return result.returncode, calls, result.stdout.splitlines()
 
 
 SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
 NONE = " ".join(f"{name}=" for name in SETTINGS)
+TARGETS = ("install-eval", "lint", "house", "test", "test-deep")
 
 
-@pytest.mark.parametrize("failing", ["", "install-eval", "lint", "test", "test-deep"])
+@pytest.mark.house
+@pytest.mark.parametrize("failing", ["", *TARGETS])
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     code, calls, lines = run_ci(tmp_path, 8, failing)
     assert code == bool(failing)
-    assert calls[:4] == [f"{target} {NONE}" for target in ("install-eval", "lint", "test", "test-deep")]
-    assert calls[4:] == ["test ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE OMP_NUM_THREADS="]
-    assert lines[-6:] == [  # this make closes each target so
+    assert calls[:5] == [f"{target} {NONE}" for target in TARGETS]
+    assert calls[5:] == ["test ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE OMP_NUM_THREADS="]
+    assert lines[-7:] == [  # this make closes each target so
         "closing lines of the test runs, the last one with ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE:",
-        *["7 passed in 1.5s"] * 5,
+        *["7 passed in 1.5s"] * 6,
     ]
 
 
+@pytest.mark.house
 def test_ci_has_another_setting_each_day(tmp_path):
     found = [run_ci(tmp_path, day)[1][-1] for day in range(1, 32)]
     assert len(set(found)) == 26 and found[26:] == found[:5] and f"test {NONE}" not in found
@@ -85,6 +91,7 @@ def test_ci_has_another_setting_each_day(tmp_path):
     assert chosen == [{"", "default", "avx2"}, {"", "AVX2", "AVX512_CORE"}, {"", "2", "4"}]
 
 
+@pytest.mark.house
 def test_the_citation_names_the_five_papers():
     text = (ROOT / "CITATION.cff").read_text()
     papers = {"2507.17501", "2605.26895", "2502.19002", "2503.10622", "2502.05795"}

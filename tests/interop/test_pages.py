@@ -10,6 +10,7 @@ import pytest
 from support.runs import ROOT
 from support.trees import call, copy_tree
 
+pytestmark = pytest.mark.house
 KINDS = ("bash", "bash network", "bash illustration", "python", "")
 
 

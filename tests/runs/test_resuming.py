@@ -143,7 +143,7 @@ def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
         if step in stop_at:
             stop_at.clear()
             kill_me(signal.SIGTERM)
-            assert stop.agreed()
+            assert stop.agreed(env)
             return None
         seen.append(step)
         return dict(val_loss=losses[step])

@@ -113,7 +113,7 @@ def open_run(path, **config):
 
 def test_the_same_numbers_twice(runs, drawn):
     names = ["sharpness", "scatter", "jacobian"]  # these sample
-    found = round_for_json(measure_runs([open_run(runs / "dnt", tokens=256, draws=1)], names))
+    found = round_for_json(measure_runs([open_run(runs / "dnt", tokens=256, draws=1)], names)[0])
     assert found == {name: record(drawn[0], name)["runs"] for name in names}
 
 
@@ -132,10 +132,11 @@ def test_batches_are_even_parts_of_the_validation_windows(runs, monkeypatch):
             text = windows[start : start + inputs.shape[1] + 1].tolist()
             assert inputs[i].tolist() == text[:-1] and targets[i].tolist() == text[1:]
     monkeypatch.setitem(FIGURES, "scatter", FIGURES["scatter"]._replace(tokens=4096, window=16))
-    (found,) = measure_runs([run], ["scatter"])["scatter"]["dnt"]
+    (found,) = measure_runs([run], ["scatter"])[0]["scatter"]["dnt"]
     assert found["tokens"] == 2976 // 32 * 16 and len(set(found["slots"]["final_norm"]["token"])) > 1000
 
 
+@pytest.mark.house
 def test_the_help_and_the_page_say_what_a_figure_reads(capsys):
     assert call("--help") == 0
     said = " ".join(capsys.readouterr().out.split()).split("for a CPU: ")[1].split(" (these")[0]
@@ -379,3 +380,28 @@ def test_only_what_was_kept_is_there(runs, tmp_path, capsys):
     for path in (tmp_path / "run").glob("step_*.pt"):
         path.unlink()
     assert "best.pt" in refuse(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["measure", "panels"])
+def test_a_figure_that_fails_does_not_lose_the_others(where, runs, tmp_path, monkeypatch, capsys):
+    """Neither as it is measured nor as it is drawn. It is named in one line."""
+
+    def fail(*_):
+        raise RuntimeError("a singular\nmatrix")
+
+    monkeypatch.setitem(FIGURES, "gains", FIGURES["gains"]._replace(**{where: fail}))
+    assert call(runs / "dnt", "--figures=norms,gains,logits", f"--out={tmp_path}", "--tokens=256") == 1
+    what = "dnt: gains" if where == "measure" else "gains"
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {what} is not drawn: RuntimeError: a singular matrix\n"
+    assert {path.stem for path in tmp_path.glob("*.json")} == {"norms", "logits"}
+    assert f"{tmp_path}/norms.png\n{tmp_path}/logits.png\n" in printed.out
+
+
+def test_ctrl_c_in_a_figure_ends_the_command(runs, tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(FIGURES, "norms", FIGURES["norms"]._replace(measure=interrupt))
+    assert call(runs / "dnt", "--figures=norms,gains", f"--out={tmp_path}") == 130
+    assert capsys.readouterr().err == "interrupted\n" and list(tmp_path.glob("*")) == []

@@ -79,6 +79,7 @@ def load(name: str, folder):
     return make_experiment(folder, f"config/studies/{name}.py", judge_only=True)
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_well_formed(name, tmp_path):
     made = load(name, tmp_path)  # which refuses what `find_problems` finds
@@ -155,6 +156,7 @@ def resolved(run) -> tuple:
     return complete(*resolve_configs(run.args))
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_is_a_configuration_and_those_compared_differ(name, tmp_path):
     made, configs, commands = load(name, tmp_path), {}, {}
@@ -257,6 +259,7 @@ def test_seeds_that_choose_are_not_reported():
 PAGES = [name for name in STUDIES if (ROOT / "docs" / "results" / name / "record.json").exists()]
 
 
+@pytest.mark.house
 @pytest.mark.parametrize("name", PAGES)
 def test_the_pages_are_those_of_the_record(name, tmp_path):
     (tmp_path / "results" / name).mkdir(parents=True)
@@ -272,6 +275,7 @@ def test_the_pages_are_those_of_the_record(name, tmp_path):
         assert tuple(arg for arg in run["args"] if not arg.startswith(tuned)) in known
 
 
+@pytest.mark.house
 def test_readme_says_the_verdicts_of_the_record():
     results = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
     row = r"^\| (.+) \| \[(.+)\]\(docs/results/(.+)\.md#(.+)\) \| (.+) \| (.+) \| (.+) \|$"

@@ -250,7 +250,7 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     process = begin(claims, folder)  # stopped
     wait_for_row(process, run, 50)
     process.terminate()
-    assert finish(process, 130) == ("stopped; the same command goes on from here\n", "")
+    assert finish(process, 143) == ("stopped; the same command goes on from here\n", "")
     assert not (run / "done.json").exists()
     saved = load(run / "last.pt")["step"]
     assert 50 <= saved < 120

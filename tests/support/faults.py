@@ -96,6 +96,8 @@ KINDS = {
     "SIGTERM, any moment": Kind("SIGTERM", "clock", weight=3),
     "SIGINT, any moment": Kind("SIGINT", "clock", weight=3),
     "SIGINT twice, any moment": Kind("SIGINT SIGINT", "clock", weight=2),
+    "SIGHUP, any moment": Kind("SIGHUP", "clock"),
+    "SIGUSR1, any moment": Kind("SIGUSR1", "clock"),
     "SIGTERM, then SIGKILL": Kind("SIGTERM SIGKILL", "clock", weight=2),
     "SIGKILL at start-up": Kind("SIGKILL", "start-up", weight=2),
     "SIGTERM at start-up": Kind("SIGTERM", "start-up"),

@@ -183,11 +183,14 @@ def lion_source():
 
 @contextmanager
 def registered(source):
-    """Run the source of an optimizer's file; at the end forget what it has registered."""
-    before = set(OPTIMIZERS)
+    """Run the source of an optimizer's file; at the end forget what it has registered. A fork may have the same."""
+    before = dict(OPTIMIZERS), dict(RULES)
+    for name in set(re.findall(r"\bregister\(['\"](\w+)", source)) & OPTIMIZERS.keys():
+        del OPTIMIZERS[name], RULES[name]
     try:
         exec(compile(source, "nanodnt/optim/lion.py", "exec"), {})
         yield
     finally:
-        for name in OPTIMIZERS.keys() - before:
-            del OPTIMIZERS[name], RULES[name]
+        for registry, entries in zip((OPTIMIZERS, RULES), before, strict=True):
+            registry.clear()
+            registry.update(entries)

@@ -13,10 +13,13 @@ from configurator import read_arguments, read_flags
 from model import Block
 from nanodnt.optim import fill_defaults
 from nanodnt.tasks import fill_from_dataset, task_of
+from support.trees import repository_files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "config").rglob("*.py"))
+FILES = [path.relative_to(ROOT) for path in repository_files()]
+PAGES = [path for path in FILES if path.parts[0] == "docs" and path.suffix == ".md"]
+PAGES = [ROOT / "README.md", *(ROOT / path for path in PAGES)]
+CONFIGS = [path for path in FILES if path.parts[0] == "config" and path.suffix == ".py"]
 STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]  # claims files, for reproduce.py
 CONFIGS = [path for path in CONFIGS if path not in STUDIES]
 FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks

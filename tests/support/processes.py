@@ -26,6 +26,7 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
+from nanodnt.run import signals
 from nanodnt.run.environment import Env
 from nanodnt.run.errors import end_with
 from support.runs import ROOT, column, flags, quick_runs, run
@@ -77,11 +78,11 @@ class Forked(FORKSERVER.Process):
 def alone(out: Path, function, *args) -> None:
     """A forked process as a new one, but that runs in it are quick."""
     os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM):  # not what this process inherited
-        signal.signal(signum, signal.SIG_DFL)
+    for name in signals.NAMES:  # not what this process inherited
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     for fd, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{out}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGQUIT)
     with quick_runs():
         function(*args)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,8 @@ def quick_runs():
     """Runs without what takes time and is not tested: the loss curve, asking git, the walk of the
     garbage collector through all that tests have left, and stacks that torch.manual_seed notes for absent GPUs."""
     with pytest.MonkeyPatch.context() as patch:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # pytest runs in the background of a shell's script
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         patch.setattr("train.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.directory.run_record", RECORD.copy)

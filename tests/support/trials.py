@@ -233,7 +233,7 @@ class Trial:
     def end(self, started: list) -> None:
         """Kill what does not end, after it has printed on stderr where it is."""
         if not isinstance(started[0], subprocess.Popen):
-            kill(alive(started), signal.SIGUSR1)
+            kill(alive(started), signal.SIGQUIT)
             time.sleep(1)
         kill({*alive(started), *pids_of(self.out)}, signal.SIGKILL)
         ended(started, time.monotonic() + LIMIT_S)

@@ -28,6 +28,7 @@ from nanodnt.settings import TrainConfig
 from support.depth import spread
 from support.devices import CPU, bench_setting
 from support.images import encode, noise, write_dataset
+from support.optimizers import OURS
 from support.runs import ROOT, call
 from vision import ViT
 
@@ -362,7 +363,8 @@ def test_optimizers(tmp_path, capsys):
 def test_the_config_s_own_optimizer_keeps_its_values():
     base = make_setting(optimizer="msgdw", learning_rate=0.5, momentum=0.8)
     made = {name: base.replace(**changes).config for name, changes in vary.vary_optimizers(base).items()}
-    values = {name: (config.learning_rate, config.momentum) for name, config in made.items()}
+    assert list(made) == list(optim.OPTIMIZERS)
+    values = {name: (made[name].learning_rate, made[name].momentum) for name in OURS}
     assert values == dict(adamw=(6e-4, None), msgdw=(0.5, 0.8), muon=(6e-4, 0.95), adam_mini=(6e-4, None))
 
 

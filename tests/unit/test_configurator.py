@@ -486,6 +486,7 @@ def test_schema_without_source(capsys):
     assert "--n=1" in capsys.readouterr().out
 
 
+@pytest.mark.house
 def test_every_flag_of_every_program_is_documented():
     """Finds the schemas by reading the programs that are there: every dataclass whose name ends in Config."""
     schemas = []

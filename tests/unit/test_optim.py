@@ -153,6 +153,16 @@ def test_found_inf_makes_a_step_change_nothing(variant, kind):
 
 @both_kernels
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_a_gradient_of_zero_makes_no_nan(variant):
+    """As of a token that no row has, or of an expert that gets no token: at first, and later."""
+    some = gradients(tiny(), 1)
+    none = [{name: torch.zeros_like(g) for name, g in some[0].items()}]
+    model, optimizer = driven(VARIANTS[variant], none + some + none)
+    state = (t for s in optimizer.state_dict()["state"].values() for t in s.values() if torch.is_tensor(t))
+    assert all(t.isfinite().all() for t in (*model.parameters(), *state))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_of_zero_is_the_same_as_none(variant):
     """Bitwise for AdamW and SGD. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
     without, zero = (driven(VARIANTS[variant], gradients(tiny(), STEPS), found_inf) for found_inf in (None, 0.0))

@@ -16,6 +16,7 @@ from nanodnt.optim.groups import make_groups
 from nanodnt.tasks import task_of
 from support.pages import CONFIGS, config, outline
 
+pytestmark = pytest.mark.house
 paper = dict  # the paper's text, or a table in it
 code = dict  # not in the text: the authors' code or another public one (nanoGPT, timm, ConvNeXt, LLaMA, GaLore)
 ours = dict  # our choice

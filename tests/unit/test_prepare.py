@@ -231,17 +231,18 @@ def kill_workers():
     [worker.kill() for worker in multiprocessing.active_children()]
 
 
-KILLS = [(interrupt, 1, "stopped"), (kill_workers, 2, "error: a worker was killed")]
+KILLS = [(interrupt, 1, "130"), (kill_workers, 2, "error: a worker was killed")]
 
 
 @pytest.mark.parametrize("how, workers, said", KILLS)
-def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch):
+def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch, capsys):
     out, whole, val = tmp_path / "out", tmp_path / "whole", [TEXTS[:3]]
     text.build(whole, "test", BYTES, {"train": FILES, "val": val}, name="same")
     with pytest.raises(SystemExit) as e:
         splits = {"train": [*FILES[:2], killed(FILES[2], how)], "val": val}
         script.run(lambda: text.build(out, "test", BYTES, splits, name="same", workers=workers, resume=True))
-    assert e.value.code.startswith(said)
+    assert str(e.value.code).startswith(said)
+    assert ("stopped: run the same command again\n" in capsys.readouterr().err) == (how is interrupt)
     finished = {p.name for p in (out / "parts").glob("train-*.bin")}
     assert finished == {"train-000000.bin", "train-000001.bin"} and not (out / "meta.json").exists()
 

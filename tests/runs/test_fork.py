@@ -1,0 +1,77 @@
+"""What a fork changes leaves `make test` green: the tests that read the tree, in a copy with such changes."""
+
+import re
+import sys
+
+import pytest
+
+from nanodnt.optim import OPTIMIZERS
+from support.trees import apply_readme, call, copy_tree
+
+# a model that does not divide evenly, no launch line, no out_dir; an overlay
+CONFIGS = {"mine.py": "n_layer = 3\nn_head = 2\nn_embd = 6\nbatch_size = 7\nwarmup_iters = 9\nmax_iters = 5\n"}
+CONFIGS |= {"dnt/mine.py": "learning_rate = 0.5\n", "ours/big.py": "n_layer = 3\nn_embd = 66\nn_head = 3\n"}
+SCRATCH = "import pandas\nimport train\n\n\ndef f():\n" + "    raise ValueError\n" * 99
+PREPARE = '"""Mine."""\n\nfrom nanodnt.prepare import script\n\n\n@script.command\ndef main(argv=None):\n    pass\n'
+# of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by their names
+READERS = "docs tools/test_bench.py tools/test_describe.py unit/test_house.py unit/test_configs.py unit/test_configurator.py unit/test_paper_values.py"
+READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
+
+
+def write(root, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def change(root) -> None:
+    """README's "Change it", whole; new files of every kind; a new flag without a comment; other pages."""
+    apply_readme(root)
+    for name, text in CONFIGS.items():
+        write(root, f"config/{name}", text)
+    for name in ("my_claims.py", "scratch.py", "exported/quickstart/model.py", "notebooks/look.py"):
+        write(root, name, SCRATCH)
+    write(root, "notebooks/look.ipynb", "{}")
+    write(root, "data/mine/prepare.py", PREPARE)
+    lion = (root / "nanodnt/optim/lion.py").read_text()
+    write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("lynx"'))
+    settings = (root / "nanodnt/settings.py").read_text()
+    assert settings.count("    schedule: ") == 1
+    write(root, "nanodnt/settings.py", settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "))
+    write(root, "README.md", "# A fork\n")
+    write(root, "docs/layouts.md", "# Layouts\n")
+    (root / "CITATION.cff").unlink(missing_ok=True)
+
+
+@pytest.mark.deep
+def test_a_fork_passes_the_tests(tmp_path):
+    root = copy_tree(tmp_path / "tree")
+    change(root)
+    paths = [f"tests/{name}" for name in READERS.split() if (root / "tests" / name).exists()]
+    pytest_there = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths]
+    printed = call(root, pytest_there, timeout_s=900)
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 500
+    for name in ("forgetful", "lion", "lynx"):  # the new layout and the new optimizers are tested
+        assert re.search(rf"\[.*{name}.*\] PASSED", printed), name
+
+
+FAULTY = """
+def step(work, grad_scale, found_inf):
+    for group, params, grads, states in work:
+        for p, g, s in zip(params, grads, states, strict=True):
+            p.sub_(group["lr"] * g / g.norm())
+"""
+
+
+@pytest.mark.deep
+def test_a_fault_of_a_new_optimizer_is_found(tmp_path):
+    """By the command of docs/optimizers.md. A step of this one is NaN where a gradient is, or is zero."""
+    assert "mine" not in OPTIMIZERS
+    root = copy_tree(tmp_path / "tree")
+    head = "import torch\nfrom nanodnt.optim.registry import register\n"
+    functions = "options = lambda *_: {}\nstate = lambda p, group: dict(m=torch.zeros_like(p))\n"
+    end = 'register("mine", options, state, step, defaults=dict(learning_rate=1e-4, weight_decay=0.0))\n'
+    write(root, "nanodnt/optim/mine.py", head + functions + FAULTY + end)
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", "-rf", "tests/unit", "-k", "mine"]
+    done = call(root, ["bash", "-c", " ".join(argv) + "; test $? = 1"])
+    for name in ("test_a_gradient_of_zero_makes_no_nan[mine]", "test_found_inf_makes_a_step_change_nothing[mine-nan]"):
+        assert f"FAILED tests/unit/test_optim.py::{name}" in done
