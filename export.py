@@ -19,6 +19,7 @@ import torch
 
 from configurator import PathName, configure
 from interop.huggingface.write import write_pretrained
+from nanodnt.run import signals
 from nanodnt.run.errors import reports_errors
 from nanodnt.weights import load_trained
 
@@ -37,7 +38,9 @@ class ExportConfig:
 @reports_errors
 def main() -> None:
     (config,), _ = configure(ExportConfig, description=__doc__)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes what is half written
+    for ending in signals.heeded():
+        if ending != signal.SIGINT:  # which is an exception already: it removes what is half written
+            signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     if not config.to:
         raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
     trained = load_trained(config.out_dir, config.checkpoint)

@@ -15,7 +15,8 @@ SCRATCH = "import pandas\nimport train\n\n\ndef f():\n" + "    raise ValueError\
 PREPARE = '"""Mine."""\n\nfrom nanodnt.prepare import script\n\n\n@script.command\ndef main(argv=None):\n    pass\n'
 # of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by their names
 READERS = "docs tools/test_bench.py tools/test_describe.py unit/test_house.py unit/test_configs.py"
-READERS += " unit/test_configurator.py unit/test_paper_values.py unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
+READERS += " unit/test_configurator.py unit/test_paper_values.py"
+READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
 
 
 def write(root, name: str, text: str) -> None:
