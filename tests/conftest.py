@@ -2,8 +2,10 @@
 
 import os
 
-# Tests run side by side, and so do the processes that they start. Before torch is imported, which reads it.
+# Tests run side by side, and so do the processes that they start: each on one thread. Where more are asked for, they
+# wait asleep, since others need the cores. Before torch is imported, which reads both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import hypothesis
 import pytest
