@@ -5,6 +5,15 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Another build of torch, for older drivers and GPUs: make TORCH_INDEX=URL. docs/runs.md says which.
 TORCH_INDEX ?=
+# From where the torch in .venv is. Another index replaces it; without one the build that is there stays.
+INDEX_OF_TORCH := .venv/.torch_index
+ifneq ($(TORCH_INDEX),)
+ifneq ($(TORCH_INDEX),$(shell cat $(INDEX_OF_TORCH) 2>/dev/null))
+.PHONY: other-torch
+.venv/.installed: other-torch
+FROM_INDEX := --force-reinstall --index-url $(TORCH_INDEX)
+endif
+endif
 
 .PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep house test-gpu gpu-report lint
 .PHONY: clean
@@ -19,7 +28,8 @@ install-eval: .venv/.installed-eval
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; point PYTHON at one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "error: $(PYTHON) has no venv module; on Debian: apt install python3-venv"; exit 1; }
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) $(FROM_INDEX) torch
+	$(if $(FROM_INDEX),@echo '$(TORCH_INDEX)' > $(INDEX_OF_TORCH))
 	$(PIP) -r requirements.txt
 	@touch $@
 

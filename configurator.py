@@ -126,7 +126,8 @@ def flush_output() -> int:
 def rank_tag() -> str:
     """What an error message begins with: "[rank 3] " in one of several processes under torchrun, else nothing."""
     rank = os.environ.get("RANK")
-    return f"[rank {rank}] " if rank is not None and os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    several = (os.environ.get("WORLD_SIZE") or "1") != "1"
+    return f"[rank {rank}] " if rank and several else ""
 
 
 def describe(*instances, given=None):

@@ -10,7 +10,7 @@ import torch
 from layers.ops import upcast
 from layers.sharding import assign
 from model import GPT, GPTConfig, Transformer
-from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.checkpoints import fingerprint, load_checkpoint
 from nanodnt.tasks import task_of
 
 
@@ -77,8 +77,9 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
 
     path = Path(out_dir) / checkpoint
     if not path.exists():
-        there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
-        raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
+        there = ", ".join(sorted(fingerprint(path.parent)))
+        fix = f"in {path.parent}: {there} (choose with --checkpoint)" if there else "name the --out_dir of a run"
+        raise ValueError(f"there is no checkpoint {path}; {fix}")
     found = load_checkpoint(path, parts=("model",))
     if (reads := task_of(found["model_config"]).reads) != "text":
         raise ValueError(f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text")

@@ -20,7 +20,8 @@ class PreparedText(Tokens):
         for split, n in tokens.items():
             if n < T + 1:
                 problem = f"holds {n} tokens, too few for one window of block_size+1 = {T + 1}"
-                raise ValueError(f"{split}.bin of {self.name!r} {problem}: lower --block_size or prepare more text")
+                fix = "prepare more text, or lower --block_size (not with a checkpoint, which keeps its own)"
+                raise ValueError(f"{split}.bin of {self.name!r} {problem}: {fix}")
         self.opening = self._opening_token() if self.doc_mask else None
         self.n_train = max(1, (tokens["train"] - T) // T)  # windows of an epoch
         self.n_val = (tokens["val"] - 1) // T

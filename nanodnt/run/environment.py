@@ -21,6 +21,7 @@ from nanodnt.run.hardware import memory_bytes, unusable_gpu
 
 MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
+MAX_PORT = 2**16 - 1
 FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
 
 
@@ -231,14 +232,14 @@ def join_processes(env: Env, timeout_s: int) -> None:
 def find_group() -> tuple[int, int, int] | None:
     """(rank, world size, rank on this machine) of this process in a process group, from the environment variables that
     torchrun sets. None where they describe no group. ValueError where only some of them are set, as by a SLURM script
-    that exports WORLD_SIZE, or where they contradict each other."""
+    that exports WORLD_SIZE, or where they contradict each other. An empty variable counts as not set, as in torch."""
     rank = _env_int("RANK", 0)
     world_size = _env_int("WORLD_SIZE", 1)
-    missing = [name for name in GROUP if name not in os.environ]
+    missing = [name for name in GROUP if not os.environ.get(name)]
     if missing and rank == 0 and world_size == 1:
         return None
     if missing:
-        given = ", ".join(f"{name}={os.environ[name]}" for name in GROUP if name in os.environ)
+        given = ", ".join(f"{name}={os.environ[name]}" for name in GROUP if name not in missing)
         fix = "start with torchrun, which sets them all, or unset them for a single process"
         raise ValueError(f"the environment has {given}, but not {', '.join(missing)}: {fix}")
     if not 0 <= rank < world_size:
@@ -246,14 +247,17 @@ def find_group() -> tuple[int, int, int] | None:
     local_rank = _env_int("LOCAL_RANK", 0)
     if not 0 <= local_rank < world_size:
         raise ValueError(f"LOCAL_RANK={local_rank} in the environment is not from 0 to {world_size - 1}")
+    port = _env_int("MASTER_PORT", 0)
+    if not 0 <= port <= MAX_PORT:
+        raise ValueError(f"MASTER_PORT={port} in the environment is not from 0 to {MAX_PORT}")
     return rank, world_size, local_rank
 
 
 def _env_int(name: str, default: int) -> int:
-    try:
-        return int(os.environ.get(name, default))
-    except ValueError:
-        raise ValueError(f"{name}={os.environ[name]!r} in the environment is not a number: unset it") from None
+    text = os.environ.get(name) or str(default)
+    if not re.fullmatch(r"\s*-?\d{1,9}\s*", text):
+        raise ValueError(f"{name}={text[:40]!r} in the environment is not a number that it can have: unset it")
+    return int(text)
 
 
 class Stop:
@@ -311,7 +315,7 @@ class Stop:
     def agreed(self, env) -> bool:
         """Whether any rank was asked to stop, with several processes before its last call. All ranks must call it at
         the same point."""
-        if self.agent not in (None, os.getppid()):
+        if env.distributed and self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
         if not self.stopped and env.any_rank_before(bool(self.signal)):
             self.stopped = True

@@ -53,6 +53,7 @@ def unusable_gpu() -> str:
     driver = version[0] if version else "0"
     found, cuda = f"this machine has NVIDIA's driver {driver}, but torch {torch.__version__}", torch.version.cuda
     builds = " or ".join(f"CUDA {n} (from driver {least})" for n, least in DRIVERS.items() if n > 11)
+    builds += ", see docs/runs.md, Installing"
     if not cuda:
         return f"{found} is no build for CUDA: install one from torch's own index, for {builds}; or use --device=cpu"
     least = DRIVERS.get(int(cuda.split(".")[0]), 0)

@@ -9,7 +9,7 @@ from interop.evaluation.inputs import open_text
 from interop.huggingface.read import load_pretrained
 from model import GPTConfig
 from nanodnt.data import PreparedData, folder_of, load_meta
-from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.checkpoints import fingerprint, load_checkpoint
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
 from nanodnt.weights import model_from_checkpoint
@@ -30,7 +30,7 @@ class CheckpointedRun:
             if last.exists():
                 kept[load_checkpoint(last)["step"]] = last
             if not kept:
-                there = ", ".join(sorted(p.name for p in path.glob("*.pt"))) or "no checkpoint at all"
+                there = ", ".join(sorted(fingerprint(path))) or "no checkpoint at all"
                 raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): name a run or a checkpoint")
         self.snapshots = pick_evenly([kept[step] for step in sorted(kept)], config.snapshots)
         checkpoint = load_checkpoint(self.snapshots[-1])

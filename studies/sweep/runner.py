@@ -30,6 +30,7 @@ from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
 from nanodnt.run import signals
+from nanodnt.run.environment import GROUP
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
@@ -134,7 +135,9 @@ class Runner:
         gpus, self.processes = (named or [str(i) for i in range(n)]) if n else [], n if distributed else 1
         self.jobs = jobs or (1 if distributed else len(gpus) or own_cores())
         one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not gpus else {}
-        self.env = one_thread | os.environ
+        # a run has a process group of its own or none, not the one that this process may have been started in
+        without_group = {name: value for name, value in os.environ.items() if name not in GROUP}
+        self.env = one_thread | without_group
         if "OMP_NUM_THREADS" in self.env:
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
         several = len(gpus) > 1 and not distributed

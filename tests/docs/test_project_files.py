@@ -48,6 +48,25 @@ def test_torch_comes_first_in_the_tested_version_and_from_the_index_asked_for(in
         assert command[command.index("-c") + 1] == "constraints.txt"
 
 
+@pytest.mark.house
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize(
+    ("index", "replaces"), [("", False), ("https://example.org/cu126", False), ("https://example.org/cpu", True)]
+)
+def test_another_index_replaces_the_torch_that_is_installed(index, replaces, tmp_path):
+    """As after a first start that found the GPU's driver too old for it."""
+    for name in ("Makefile", "requirements.txt", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    (tmp_path / ".venv" / ".torch_index").write_text("https://example.org/cu126\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    argv = ["make", "-n", f"TORCH_INDEX={index}", "install"]
+    printed = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path).stdout
+    assert (f"--force-reinstall --index-url {index} torch" in printed) == replaces
+    assert ("/pip install" in printed) == replaces
+
+
 def run_ci(tmp_path, day: int, failing: str = "") -> tuple:
     """.ci/run with a make that writes down what it is called with: (exit code, those lines, what was printed)."""
     (tmp_path / ".ci").mkdir(exist_ok=True)

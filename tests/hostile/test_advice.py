@@ -130,6 +130,16 @@ def test_a_checkpoint_that_exists_is_advised(world):
         assert start(world, sample, f"--checkpoint={name}").code == 0
 
 
+def test_a_checkpoint_that_cannot_be_read_is_not_advised(world):
+    """ckpt.pt is nanoGPT's."""
+    for path in world.run.glob("*.pt"):
+        path.unlink()
+    (world.run / "ckpt.pt").touch()
+    outcome = start(world, sample, "")
+    assert_refused(outcome, ["best.pt", "name the --out_dir of a run"])
+    assert "ckpt" not in outcome.err
+
+
 @pytest.mark.parametrize("source", ["{tmp}/gpt", "{tmp}/gpt/ckpt.pt"])
 def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(source, world):
     (world.tmp / "gpt").mkdir()

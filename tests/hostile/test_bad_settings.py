@@ -55,7 +55,12 @@ VALUES = cases(
     ("RANK=2 of 2", "", ["RANK=2", "WORLD_SIZE - 1 = 1"], environ(**GROUP | {"RANK": "2"})),
     ("WORLD_SIZE=0", "", ["RANK=1", "WORLD_SIZE - 1 = -1"], environ(**GROUP | {"WORLD_SIZE": "0"})),
     ("LOCAL_RANK=-1", "", ["LOCAL_RANK=-1"], environ(**GROUP | {"LOCAL_RANK": "-1"})),
-    ("WORLD_SIZE=two", "", ["WORLD_SIZE"], environ(WORLD_SIZE="two", RANK="0")),
+    ("WORLD_SIZE=two", "", ["WORLD_SIZE='two'", "unset"], environ(WORLD_SIZE="two", RANK="0")),
+    ("WORLD_SIZE=1e29", "", ["WORLD_SIZE='1000"], environ(**GROUP | {"WORLD_SIZE": str(10**29)})),
+    ("RANK empty", "", ["WORLD_SIZE=2", "but not RANK:"], environ(**GROUP | {"RANK": ""})),
+    ("MASTER_ADDR empty", "", ["but not MASTER_ADDR:"], environ(**GROUP | {"MASTER_ADDR": ""})),
+    ("MASTER_PORT=ssh", "", ["MASTER_PORT='ssh'"], environ(**GROUP | {"MASTER_PORT": "ssh"})),
+    ("MASTER_PORT=65536", "", ["MASTER_PORT=65536", "65535"], environ(**GROUP | {"MASTER_PORT": "65536"})),
     ("no first rank", "--timeout_s=1", ["127.0.0.1"], environ(**GROUP), pytest.mark.deep),
     # optimizer and schedule; test_schedules.py and test_run_choices.py have the others
     ("momentum for AdamW", "--momentum=0.9", ["momentum=0.9", "no effect on adamw", "msgdw or muon"]),

@@ -12,6 +12,7 @@ import statistics
 import pytest
 
 import sweep
+from nanodnt.run.environment import GROUP
 from studies.sweep import runner
 from studies.sweep.grid import SweepConfig
 from studies.sweep.results import collect, find_axis, summary_rows
@@ -241,6 +242,14 @@ def test_progress_says_what_is_left(tmp_path, monkeypatch, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r" +0\.0 min  1 done, 2 left, about 3 min  a  loss 2\.5000", first)
     assert re.fullmatch(r" +0\.0 min  2 done, 1 left, about 2 min  b  loss 2\.5000", second)
+
+
+def test_a_run_is_not_in_the_process_group_of_its_sweep(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    environment = Runner(1).env
+    assert environment.keys().isdisjoint(GROUP) and environment["NCCL_DEBUG"] == "INFO"
 
 
 def test_a_run_that_ended_unmarked_is_not_left(tmp_path, monkeypatch):

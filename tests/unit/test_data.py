@@ -185,7 +185,7 @@ def test_a_path_relative_to_the_working_directory(folder, monkeypatch):
 
 
 def test_too_short_for_a_window(folder):
-    with pytest.raises(ValueError, match="block_size"):
+    with pytest.raises(ValueError, match="prepare more text, or lower --block_size .not with a checkpoint"):
         PreparedText(folder, 97)
 
 

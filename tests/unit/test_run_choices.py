@@ -19,7 +19,16 @@ from nanodnt.optim import fill_defaults
 from nanodnt.run import hardware
 from nanodnt.run.checkpoints import RunState
 from nanodnt.run.compilation import choose_blocks
-from nanodnt.run.environment import Env, Stop, choose_device, choose_dtype, choose_parallel, join_processes
+from nanodnt.run.environment import (
+    GROUP,
+    Env,
+    Stop,
+    choose_device,
+    choose_dtype,
+    choose_parallel,
+    find_group,
+    join_processes,
+)
 from nanodnt.run.errors import reports_errors
 from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.metrics import Meter
@@ -170,6 +179,28 @@ def test_under_torchrun_a_second_ctrl_c_is_the_first(monkeypatch):
         except KeyboardInterrupt:  # it would end pytest
             pytest.fail("the run was cut off")
         assert stop.signal == signal.SIGINT
+
+
+def test_without_a_group_no_process_is_torchruns(monkeypatch):
+    """A variable that torchrun has left in a shell: the end of that shell is no reason to stop."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    alone = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
+    with Stop(alone) as stop:
+        monkeypatch.setattr(os, "getppid", lambda: -1)
+        assert not stop.agreed()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_RANK": "3", "MASTER_PORT": "1"}],
+    ids=str,
+)
+def test_what_describes_no_group(variables, monkeypatch):
+    for name in GROUP:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_group() is None
 
 
 def test_dropout_depends_on_seed_step_and_rank_alone():

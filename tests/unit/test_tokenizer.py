@@ -87,6 +87,7 @@ def test_what_is_not_prepared_names_its_command(monkeypatch, tmp_path):
         ("pystdlib_gpt2_4096", "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`;"),
         ("mine_gpt2_4096", "prepare it again;"),
         ("pystdlib_gpt2", "prepare it again;"),
+        ("sft", "give the --name that `python data/sft/prepare.py` was called with;"),  # which needs one
     ):
         with pytest.raises(ValueError) as error:
             load_meta(name)
