@@ -134,9 +134,9 @@ def find_unused(model: GPT, tokenizer) -> torch.Tensor | None:
 def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
     """`text`, or if that has no token a new document, continued by n tokens or to end of text: so many texts of
     `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
-    how["unused"] = find_unused(model, tokenizer)
     prompt = (text and [*tokenizer.start, *tokenizer.encode(text)]) or tokenizer.new_document()
     idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
+    how["unused"] = find_unused(model, tokenizer)
     texts = []
     for row in generate(model, idx, n, **how)[:, len(prompt) :].tolist():
         if tokenizer.eot in row:

@@ -12,6 +12,7 @@ import torch
 from interop.evaluation.inputs import list_inputs, windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
+from nanodnt.data.inputs import Notes
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.weights import load_trained
 from support import prepared
@@ -61,7 +62,7 @@ def test_runs_and_inputs_in_the_home_folder(runs, monkeypatch):
     assert list(read(runs / "a")) == list(read(runs / "b")) == [f"text {runs / 'text.txt'}"]
     config = EvaluateConfig(out_dir="./~a,~/b")
     assert config.folders() == ["./~a", f"{runs}/b"]
-    assert list_inputs("~/text.txt, ~/data") == [f"{runs}/text.txt", f"{runs}/data"]
+    assert list_inputs("~/text.txt, ~/data", Notes()) == [f"{runs}/text.txt", f"{runs}/data"]
 
 
 @pytest.mark.parametrize("overlap, batch_size", [(0, 16), (5, 3), (31, 7)])

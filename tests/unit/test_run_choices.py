@@ -185,9 +185,9 @@ def test_without_a_group_no_process_is_torchruns(monkeypatch):
     """A variable that torchrun has left in a shell: the end of that shell is no reason to stop."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     alone = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
-    with Stop(alone) as stop:
+    with Stop() as stop:
         monkeypatch.setattr(os, "getppid", lambda: -1)
-        assert not stop.agreed()
+        assert not stop.agreed(alone)
 
 
 @pytest.mark.parametrize(
