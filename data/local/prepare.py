@@ -56,7 +56,7 @@ def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
         text = record.get(key) if isinstance(record, dict) else record
         if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
             where = f"{inputs.place(file, number)}: no UTF-8 text under {key!r}"
-            error = ValueError(f"{where} in {repr(record)[:60]}... (see --text_key)")
+            error = ValueError(f"{where} in {repr(record)[:60]}... (see --text_key, --skip_bad)")
             notes.leave_out_bad(error)
         elif text:
             yield f"{name}, {number}", text
