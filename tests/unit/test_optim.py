@@ -162,6 +162,32 @@ def test_a_gradient_of_zero_makes_no_nan(variant):
     assert all(t.isfinite().all() for t in (*model.parameters(), *state))
 
 
+def first_step(variant, decays: bool) -> tuple:
+    """(Its gradients, how it changes each parameter, ηλw of each), in float64."""
+    model, (grads,) = tiny(), gradients(tiny(), 1, small=())
+    optimizer, before, shares = make_optimizer(model, settings(**VARIANTS[variant])), values(model), {}
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+        group["weight_decay"] *= decays
+        shares |= {name: 0.01 * group["weight_decay"] * before[name] for name in group["param_names"]}
+    for name, p in model.named_parameters():
+        p.grad = grads[name].to(p.dtype)
+    optimizer.step()
+    return grads, {name: w - before[name] for name, w in values(model).items()}, shares
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_goes_down_and_decay_shrinks_the_weights(variant):
+    """Along the gradient the loss falls. With decay each weight loses ηλw more, whatever else the step does."""
+    grads, changes, _ = first_step(variant, decays=False)
+    assert [name for name, g in grads.items() if not (g * changes[name]).sum() < 0] == []
+    _, decayed, shares = first_step(variant, decays=True)
+    assert any(share.any() for share in shares.values())
+    for name, share in shares.items():
+        lost = changes[name] - decayed[name]
+        torch.testing.assert_close(lost, share, rtol=0.0, atol=roundings(20), msg=name)  # of weights up to 5
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_of_zero_is_the_same_as_none(variant):
     """Bitwise for AdamW and SGD. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
