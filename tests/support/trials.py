@@ -260,9 +260,9 @@ class Trial:
     def due(self, found: list, codes: tuple) -> int:
         """The step that the checkpoint must have reached, given the rows of metrics.jsonl. The row of a step is written
         before its checkpoint is begun, and a checkpoint is begun when the one before is on disk. A run that is asked to
-        stop saves where it stops."""
+        stop saves where it stops, unless it has made no step: then the rows are those of a start before."""
         last = found[-1]["step"] if found else 0
-        if set(codes) <= {0, 128 + signal.SIGTERM}:
+        if set(codes) <= {0, 128 + signal.SIGTERM} and "nothing to save" not in self.output()[1]:
             return last
         begun = [s for s in range(last) if s % EVAL == 0 or s % SAVE == 0]
         return begun[-2] if len(begun) > 1 else 0

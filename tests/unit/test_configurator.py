@@ -370,7 +370,7 @@ def check_outcome(argv):
         return
     types = {"n_layer": int, "n_head": int, "dropout": float, "bias": bool, "norm": str, "seed": int, "out_dir": str}
     types |= {"learning_rate": (float, type(None)), "start": str, "note": (str, type(None)), "compile": (str, bool)}
-    types |= {"lr_decay_iters": (int, type(None)), "level": int, "either": (str, float, type(None))}
+    types |= {"to": str, "lr_decay_iters": (int, type(None)), "level": int, "either": (str, float, type(None))}
     for name, (value, where) in loaded.items():
         assert isinstance(value, types[name]) and (value is True or value is False) <= (name in ("bias", "compile"))
         assert not isinstance(value, float) or abs(value) < float("inf")
