@@ -4,12 +4,12 @@ import json
 import math
 import sys
 
-from configurator import discard_output, flush_output, print_every_character, read_path
+from configurator import discard_output, flush_output, prepare_streams, read_path
 from nanodnt.data.meta import load_meta
 
 
 def main(argv: list) -> None:
-    print_every_character()
+    prepare_streams()
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
     try:
