@@ -39,8 +39,9 @@ RENAMED = {
     "wandb_run_name": "the run is named after out_dir",
     "real_data": "data=random, or dataset",
 }
-EXPLAINED = "; a config file holds only name = expression of numbers, strings, True, False, None, "
-EXPLAINED += "names assigned above, + - * / // % **"
+NOT_ALLOWED = "not allowed"
+ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
+ALLOWED += "names assigned above, + - * / // % **"
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg}
 MAX_FILE_CHARS = 100_000  # of a config file
@@ -93,9 +94,13 @@ def configure(*schemas, argv=None, description="", positional="config"):
     return instances, given
 
 
-def print_every_character() -> None:
-    """From here on, what is printed may hold any character: one that the encoding of stdout lacks becomes an escape,
-    such as \\u2192, where Python would end the program. stderr does so anyway. Every command begins with this."""
+def prepare_streams() -> None:
+    """Every command begins with this. A standard stream that was closed from the start (`>&-`) becomes the null device.
+    What is printed may hold any character: one that the encoding of stdout lacks becomes an escape, such as \\u2192,
+    where Python would end the program. stderr does so anyway."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -112,8 +117,7 @@ def flush_output() -> int:
 
     Without this call Python does so at its end, where an error gives a traceback."""
     try:
-        if sys.stdout is not None:  # it is None where it was closed from the start
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         return discard_output()
     except OSError as error:
@@ -202,11 +206,12 @@ def _refuse(mistakes: list) -> None:
     """ConfigError of these, if there are any: the first ones, and once what a config file may hold."""
     if not mistakes:
         return
-    shown = [text.removesuffix(EXPLAINED) for text in mistakes[:MAX_MISTAKES]]
+    shown = mistakes[:MAX_MISTAKES]
     if len(mistakes) > MAX_MISTAKES:
         shown.append(f"and {len(mistakes) - MAX_MISTAKES} more")
-    explained = any(text.endswith(EXPLAINED) for text in mistakes)
-    raise ConfigError("; ".join(shown) + EXPLAINED * explained)
+    if any(text.endswith(NOT_ALLOWED) for text in mistakes):
+        shown.append(ALLOWED)
+    raise ConfigError("; ".join(shown))
 
 
 def _read_lines(path):
@@ -239,7 +244,7 @@ def _read_lines(path):
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     raise ConfigError(f"{name} is already set at {lines[name]}")
                 case _:
-                    raise ConfigError(f"not allowed{EXPLAINED}")
+                    raise ConfigError(NOT_ALLOWED)
         except (ConfigError, ArithmeticError, RecursionError) as error:
             code = source.split("\n")[node.lineno - 1].strip()[:60]
             reason = error.args[-1]  # the args of an OverflowError are (errno, text)
@@ -270,7 +275,7 @@ def _evaluate(node, names):
                 float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
             value = ARITHMETIC[type(op)](*numbers)
         case _:
-            raise ConfigError(f"not allowed{EXPLAINED}")
+            raise ConfigError(NOT_ALLOWED)
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
         raise ConfigError("the number is out of range")
     return value

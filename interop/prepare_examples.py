@@ -96,7 +96,7 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens, notes):
             raise ValueError(f"nothing remains: {report}")
         print(f"left out: {report}", file=sys.stderr)
     if not examples:
-        raise ValueError(f"{flag} holds no records ({', '.join(RECORDS)})")
+        raise ValueError(f"{flag} holds no records ({', '.join(RECORDS)}) that can be used")
     return examples
 
 

@@ -68,7 +68,9 @@ EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}  # of req
 
 
 def missing_package(module: str) -> str:
-    """What to say where `module` cannot be imported because its package is not installed."""
+    """What to say where `module` cannot be imported because its package is not installed, or interop/ was removed."""
+    if module == "interop":
+        return "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
     package = EXTRA.get(module, module)
     if module in EXTRA:
         return f"the package {package} is missing: make install-extra, or pip install {package}"

@@ -45,7 +45,7 @@ def documents(path: Path, key: str, notes: inputs.Notes):
             else:
                 notes.leave_out("empty", str(file))
         except inputs.NotText as e:
-            if not path.is_dir() or kind in inputs.LINES:
+            if not path.is_dir() or kind in (*inputs.LINES, ".parquet"):
                 raise
             notes.leave_out(e.why, str(file))
 
@@ -59,7 +59,7 @@ def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
             error = ValueError(f"{where} in {repr(record)[:60]}... (see --text_key, --skip_bad)")
             notes.leave_out_bad(error)
         elif text:
-            yield f"{name}, {number}", text
+            yield f"{name}, {number}", inputs.unify_line_ends(text)
         else:
             notes.leave_out("empty", inputs.place(file, number))
 

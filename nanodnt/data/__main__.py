@@ -4,29 +4,20 @@ import json
 import math
 import sys
 
-from configurator import discard_output, flush_output, print_every_character, read_path
+from configurator import read_path
 from nanodnt.data.meta import load_meta
+from nanodnt.prepare import script
 
 
 def main(argv: list) -> None:
-    print_every_character()
+    """Print what the one dataset in `argv` is. SystemExit if it is not one. ValueError as of `load_meta`."""
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
-    try:
-        meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
-    except (ValueError, OSError) as e:
-        sys.exit(f"error: {e}")
+    meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BrokenPipeError:  # the reader of the output has gone
-        sys.exit(discard_output())
-    except OSError as e:
-        discard_output()
-        sys.exit(f"error: the output cannot be written ({e.strerror})")
-    sys.exit(flush_output())
+    script.run(lambda: main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodnt.files import DATA, check_folder
+from nanodnt.files import DATA, check_folder, make_printable
 
 LINES = (".jsonl", ".ndjson")  # an object a line
 RECORDS = (*LINES, ".json", ".parquet")
@@ -34,14 +34,13 @@ OTHER_KINDS = {
     b"{\\rtf": ("an RTF document", "save it as plain text"),
     b"\x89PNG": ("an image", "only text is read here"),
     b"\xff\xd8\xff": ("an image", "only text is read here"),
-    b"GIF87a": ("an image", "only text is read here"),
-    b"GIF89a": ("an image", "only text is read here"),
-    b"PAR1": ("a parquet file", "give it the suffix .parquet"),
+    b"PAR1\x15": ("a parquet file", "give it the suffix .parquet"),
     b"%!PS": ("a PostScript document", "convert it to text first (ps2ascii)"),
     b"\xff\xfe\0\0": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
     b"\0\0\xfe\xff": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
     b"\xff\xfe": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
     b"\xfe\xff": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
+    b"version https://git-lfs": ("a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)"),
 }
 
 
@@ -70,8 +69,7 @@ class Notes:
         """Print a line for each thing to say, with the first names and their number, and forget them."""
         for what, names in self.names.items():
             more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
-            line = f"note: {what}: {'; '.join(names[:5])}{more}"
-            print("".join(c if c.isprintable() else "\ufffd" for c in line), file=sys.stderr)
+            print(make_printable(f"note: {what}: {'; '.join(names[:5])}{more}"), file=sys.stderr)
         self.names = {}
 
 
@@ -169,16 +167,25 @@ def decode_text(raw: bytes, where) -> str:
     r"""Text in UTF-8 without a byte order mark, with every end of a line (\r\n, \r) as \n. `where`: for messages.
 
     ValueError, one line, where it is no such text: of another encoding, binary, compressed."""
-    for start, (kind, advice) in OTHER_KINDS.items():
-        if raw.startswith(start):
-            raise NotText(where, kind, advice)
-    if (place := raw.find(b"\0")) >= 0:
-        raise NotText(where, "binary, no text", f"byte {place} is 0")
+    _check_start(raw, where)
+    if (zero := raw.find(b"\0")) >= 0:
+        raise NotText(where, "binary, no text", f"byte {zero} is 0")
     try:
         text = raw.decode("utf-8-sig")  # -sig: without a byte order mark
     except UnicodeDecodeError as e:
         raise NotText(where, "not UTF-8 text", f"byte {e.start} is not; convert it first") from None
+    return unify_line_ends(text)
+
+
+def unify_line_ends(text: str) -> str:
+    r"""`text` with every end of a line (\r\n, \r) as \n."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check_start(raw, where):
+    for start, (kind, advice) in OTHER_KINDS.items():
+        if raw.startswith(start):
+            raise NotText(where, kind, advice)
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -229,6 +236,10 @@ def _parse(text, where, needed):
 def _read_rows(file, key):
     from pyarrow import ArrowException, parquet
 
+    with open(file, "rb") as f:
+        start = f.read(64)
+    if not start.startswith(b"PAR1"):
+        _check_start(start, file)
     try:
         table = parquet.ParquetFile(file)
         for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):

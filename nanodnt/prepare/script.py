@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import sys
 from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from configurator import ConfigError, discard_output, flush_output, print_every_character, read_path
+from configurator import ConfigError, discard_output, flush_output, prepare_streams, read_path
 from layers.cores import own_cores
 from nanodnt.files import DATA, make_folder, missing_package, write_file
 
@@ -39,7 +40,10 @@ def parser(doc: str, name: str | None = None, revision: str | None = None, worke
 
 
 def path_flag(text: str) -> Path:
-    """The value of a flag that is a path. ArgumentTypeError for a home folder that is not there."""
+    """The value of a flag that is a path. ArgumentTypeError for an empty one, which Path takes for the current folder,
+    and for a home folder that is not there."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a file or folder")
     try:
         return Path(read_path(text))
     except ConfigError as error:
@@ -56,7 +60,7 @@ def command(main):
 def run(main):
     """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
     Ctrl-C with 130."""
-    print_every_character()
+    prepare_streams()
     code = None
     try:
         main()
@@ -71,10 +75,8 @@ def run(main):
         code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
     except ImportError as e:
         code = f"error: {missing_package((e.name or '').split('.')[0])}"
-        if e.name == "interop":
-            code = "error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here"
     except (ValueError, OSError) as e:
-        code = f"error: {e}"
+        code = f"error: {' '.join(str(e).split())}"
     flushed = flush_output()
     if code or flushed:
         sys.exit(code or flushed)
@@ -135,7 +137,7 @@ def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, comma
         os.replace(parts / file, out_dir / file)
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
     size = sum((out_dir / file).stat().st_size for file in files)
-    name = out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()
+    name = out_dir.name if out_dir.resolve().parent == DATA else shlex.quote(str(out_dir.resolve()))
     print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {command} --dataset={name}")
 
 

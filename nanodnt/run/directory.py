@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +88,9 @@ class RunDirectory:
             how = dict(project=project, group=group or None, tags=tags)
             how |= dict(name=make_printable(self.path.name), id=run_id, resume="allow" if run_id else None)
             self.wandb = wandb.init(dir=self.path, config=self.record, **how)
-        except ImportError:
-            raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
+            if isinstance(e, ModuleNotFoundError) and e.name == "wandb":
+                raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
             fix = "if it is the login or the network, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
             raise ValueError(f"wandb did not start ({all_of(e)}): {fix}") from e
 
@@ -107,7 +107,8 @@ class RunDirectory:
 
         retry_once(self.metrics, append)
         if self.wandb:
-            self.wandb.log(flat(row), step=row["step"])
+            with wandb_may_fail(f"the metrics of step {row['step']}"):
+                self.wandb.log(flat(row), step=row["step"])
 
     def close(self, end: dict | None = None, trained: bool = True) -> None:
         """`end`: what `Meter.end` found, which goes into config.json, with seconds of training; None: the run failed. A
@@ -122,16 +123,25 @@ class RunDirectory:
         self.lock.close()
 
     def _finish_wandb(self, end):
-        try:
+        with wandb_may_fail("loss.png or the end of the run"):
             import wandb
 
             if end:
                 self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": self.record["end"]})
                 if (self.path / "loss.png").exists():
                     self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
-        except Exception as e:  # wandb's errors share no base class; the run itself is complete
-            print(f"note: wandb did not take loss.png or the end of the run ({all_of(e)})", file=sys.stderr)
-        self.wandb.finish(exit_code=0 if end else 1)
+        with wandb_may_fail("the end of the run"):
+            self.wandb.finish(exit_code=0 if end else 1)
+
+
+@contextmanager
+def wandb_may_fail(what: str):
+    """An error of wandb in the block becomes a note that it did not take `what`: it may lose its own process, and the
+    run directory holds everything. Its errors share no base class; a BrokenPipeError would end the run in silence."""
+    try:
+        yield
+    except Exception as e:
+        print(f"note: wandb did not take {what} ({all_of(e)})", file=sys.stderr)
 
 
 def read_end(path: Path) -> dict | None:

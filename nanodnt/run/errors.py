@@ -8,12 +8,12 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from configurator import discard_output, flush_output, print_every_character, rank_tag
+from configurator import discard_output, flush_output, prepare_streams, rank_tag
 from nanodnt.files import EXTRA, missing_package
 from nanodnt.run import signals
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
-WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
+WANTED = ("interop", "safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
 
@@ -22,7 +22,7 @@ def reports_errors(main):
 
     @wraps(main)
     def run() -> int:
-        print_every_character()
+        prepare_streams()
         try:
             signals.start_main()
             code = main() or 0
@@ -51,10 +51,8 @@ def report_error(error: BaseException) -> int:
         line = f"out of GPU memory: {advice} ({line[:99]})"
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: lower --micro_batch_size, or --num_samples of sample.py, or choose a smaller model"
-    elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
-        line = "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
-    elif isinstance(error, ModuleNotFoundError) and error.name in WANTED:
-        line = missing_package(error.name)
+    elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in WANTED:
+        line = missing_package(error.name.split(".")[0])
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, (RuntimeError, ModuleNotFoundError)):  # a defect of the program

@@ -341,3 +341,25 @@ def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out
     assert load(tmp_path / "last.pt")["step"] == 2
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ConnectionResetError("lost"), RuntimeError("x")])
+def test_a_wandb_that_dies_does_not_end_the_run(error, dataset, tmp_path, monkeypatch, capsys):
+    """Its own process may be killed. A BrokenPipeError is not that of the run's output, which ends a run in silence."""
+    wandb = Mock(**{"init.return_value.id": "abc"})
+    wandb.init.return_value.log.side_effect = wandb.init.return_value.finish.side_effect = error
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("train.draw_loss", lambda out, unit: None)
+    assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True) == 0
+    assert load(tmp_path / "run" / "last.pt")["step"] == 2
+    said = capsys.readouterr().err
+    assert f"note: wandb did not take the metrics of step 2 ({error})" in said
+    assert f"note: wandb did not take the end of the run ({error})" in said
+
+
+def test_why_wandb_cannot_be_imported_is_said(dataset, tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb.py").write_text('raise ImportError("needs protobuf < 7")')
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True) == 1
+    assert "wandb did not start (needs protobuf < 7)" in capsys.readouterr().err

@@ -57,6 +57,11 @@ def test_line_ends_and_a_byte_order_mark_make_no_difference(end, mark, tmp_path)
     assert read_text(file) == read_document(file) == decode_text(written.encode(), "here") == "é one\n\ntwo\ufeff\n"
 
 
+@pytest.mark.parametrize("text", ["PAR1 is a receptor of thrombin.\n", "GIF89a is a format of images.\n"])
+def test_a_text_may_begin_with_the_letters_of_another_format(text):
+    assert decode_text(text.encode(), "here") == text
+
+
 def make_zip() -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as f:
@@ -79,7 +84,8 @@ NO_TEXT = {
     "a.rtf": (b"{\\rtf1 text}", "an RTF document: save"),
     "a.png": (b"\x89PNG\r\n\x1a\n", "an image"),
     "a.jpg": (b"\xff\xd8\xff\xe0", "an image"),
-    "a.gif": (b"GIF89a", "an image"),
+    "a.gif": (b"GIF89a\1\0\1\0", "binary, no text: byte 7 is 0"),
+    "pointer.txt": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to the file: fetch"),
     "utf16.txt": ("text".encode("utf-16"), "UTF-16: convert"),
     "utf16.log": (b"\xfe\xff" + "text".encode("utf-16-be"), "UTF-16: convert"),
     "utf32.txt": ("text".encode("utf-32"), "UTF-32: convert"),
@@ -93,7 +99,7 @@ NO_TEXT = {
     "table.tsv": (b"text\na\n", "a table"),
     "book.ipynb": (b'{"cells": []}', "a notebook: convert"),
     "ids.bin": (b"text", "binary: only token ids in the form of llm.c"),
-    "renamed.md": (b"PAR1....PAR1", "a parquet file: give it the suffix .parquet"),
+    "renamed.md": (b"PAR1\x15\4\x15PAR1", "a parquet file: give it the suffix .parquet"),
     "records.jsonl": (b'{"text": "a"}\n', "a file of records, not one text: prepare it"),
     "records.ndjson": (b'{"text": "a"}\n', "a file of records, not one text: prepare it"),
     "records.json": (b'[{"text": "a"}]', "a file of records, not one text: prepare it"),
@@ -184,7 +190,7 @@ def test_many_are_counted(capsys):
         notes.leave_out("odd", f"file\n{i}")
     notes.print()
     notes.print()
-    first = "file\ufffd0; file\ufffd1; file\ufffd2; file\ufffd3; file\ufffd4 and others, 1,234 in all"
+    first = "file?0; file?1; file?2; file?3; file?4 and others, 1,234 in all"
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
@@ -210,6 +216,25 @@ def test_records_of_every_kind(home, tmp_path, capsys):
     assert "name it .jsonl if it has an object a line" in prepared.error_of(
         local.main, f"--input={folder}/d.json", *flags
     )
+
+
+def test_line_ends_in_records_are_those_of_texts(home, tmp_path):
+    """So what a model learns from a record is what evaluate.py reads of the same text in a file."""
+    lines = "".join(json.dumps({"text": f"{i}\r\nand\rend\r\n"}) + "\n" for i in range(2))
+    file = write_tree(tmp_path, {"a.jsonl": lines}) / "a.jsonl"
+    local.main([f"--input={file}", "--tokenizer=bytes", "--name=x"])
+    assert made_texts(home / "x") == [f"{i}\nand\nend\n" for i in range(2)]
+
+
+def test_records_that_are_pointers_of_git_lfs_are_refused(home, tmp_path):
+    """All files of a dataset are such pointers after a `git clone` without Git LFS. A folder is refused, too."""
+    folder = write_tree(tmp_path / "in", {"a.txt": "one", "b.txt": "two"})
+    for name in ("c.parquet", "c.jsonl"):
+        write_tree(folder, {name: "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"})
+        for path in (folder / name, folder):
+            error = prepared.error_of(local.main, f"--input={path}", "--tokenizer=bytes", "--name=x")
+            assert f"{folder / name}" in error and "is a pointer of Git LFS to the file: fetch" in error
+        (folder / name).unlink()
 
 
 def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):

@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -367,6 +368,31 @@ def test_an_output_that_cannot_be_written_gives_no_traceback(command, full, tmp_
         expected = (0, 0)  # argparse passes over the error
     assert (done.returncode, done.stderr.count("\n")) == expected, done.stderr
     assert (tmp_path / "x" / "meta.json").exists() == ("--name=x" in command and not refused)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_stop_nothing(closed, tmp_path):
+    flags = f"--input=README.md --tokenizer=bytes --name=x --out_dir={tmp_path}/x"
+    command = f"{sys.executable} data/local/prepare.py {flags} {closed}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x" / "meta.json").exists()
+
+
+def test_the_command_that_is_printed_can_be_typed(home, tmp_path, capsys):
+    out = tmp_path / "a name, and 'blanks'"
+    local.main(["--input=README.md", "--tokenizer=bytes", "--name=x", f"--out_dir={out}"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(last)[1:] == ["python", "train.py", f"--dataset={out}"]
+
+
+@pytest.mark.parametrize("flag", ["--input", "--out_dir"])
+def test_an_empty_path_is_not_the_current_folder(flag, home, capsys):
+    flags = {"--input": "README.md", "--out_dir": "x"} | {flag: ""}
+    with pytest.raises(SystemExit) as e:
+        local.main(["--tokenizer=bytes", "--name=x", *(f"{key}={value}" for key, value in flags.items())])
+    assert e.value.code == 2
+    assert f"argument {flag}: it is empty: name a file or folder" in capsys.readouterr().err
 
 
 def test_a_script_ends_with_a_line_and_exit_code_1():
