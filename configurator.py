@@ -95,7 +95,13 @@ def configure(*schemas, argv=None, description="", positional="config"):
 
 def print_every_character() -> None:
     """From here on, what is printed may hold any character: one that the encoding of stdout lacks becomes an escape,
-    such as \\u2192, where Python would end the program. stderr does so anyway. Every command begins with this."""
+    such as \\u2192, where Python would end the program. stderr does so anyway. Every command begins with this.
+
+    A stream that was closed from the start becomes /dev/null: the next file that is opened would get its number, and
+    with it what code in C prints."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
     if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
         sys.stdout.reconfigure(errors="backslashreplace")
 
