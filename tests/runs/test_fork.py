@@ -41,7 +41,7 @@ def change(root) -> None:
     write(root, "nanodnt/settings.py", settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "))
     write(root, "README.md", "# A fork\n")
     write(root, "docs/layouts.md", "# Layouts\n")
-    for name in ("CITATION.cff", "docs/moe.md", "docs/from_nanogpt.md", "config/dyt/dyt.py"):
+    for name in ("CITATION.cff", "docs/moe.md", "docs/from_nanogpt.md", "config/vdnt/large.py"):
         (root / name).unlink(missing_ok=True)
 
 
