@@ -95,9 +95,13 @@ def configure(*schemas, argv=None, description="", positional="config"):
 
 
 def prepare_streams() -> None:
-    """Every command begins with this. A standard stream that was closed from the start (`>&-`) becomes the null device.
-    What is printed may hold any character: one that the encoding of stdout lacks becomes an escape, such as \\u2192,
-    where Python would end the program. stderr does so anyway."""
+    """Every command begins with this. A standard stream that was closed from the start (`>&-`) becomes the null device;
+    otherwise the next file that is opened would get its number, and with it what code in C prints. What is printed may
+    hold any character: one that the encoding of stdout lacks becomes an escape, such as \\u2192, where Python would end
+    the program. stderr does so anyway."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))

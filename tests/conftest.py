@@ -25,6 +25,12 @@ def pytest_configure(config):
         os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Without --house a file of nothing else is not even imported: it reads pages that a fork may have deleted."""
+    if collection_path.suffix == ".py" and not config.getoption("--house"):
+        return "\npytestmark = pytest.mark.house\n" in collection_path.read_text(encoding="utf-8") or None
+
+
 def pytest_itemcollected(item):
     """One worker makes all tests of a file, and all that look at the runs of tests/distributed/."""
     group = "parallel runs" if "one" in item.fixturenames else item.path.name

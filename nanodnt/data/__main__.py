@@ -6,7 +6,7 @@ import sys
 
 from configurator import read_path
 from nanodnt.data.meta import load_meta
-from nanodnt.prepare import script
+from nanodnt.script import run
 
 
 def main(argv: list) -> None:
@@ -20,4 +20,4 @@ def main(argv: list) -> None:
 
 
 if __name__ == "__main__":
-    script.run(lambda: main(sys.argv[1:]))
+    run(lambda: main(sys.argv[1:]))

@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import shlex
-import sys
 from collections import deque
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from configurator import ConfigError, discard_output, flush_output, prepare_streams, read_path
+from configurator import ConfigError, read_path
 from layers.cores import own_cores
-from nanodnt.files import DATA, make_folder, missing_package, write_file
+from nanodnt.files import DATA, make_folder, write_file
+from nanodnt.script import command, run  # noqa: F401  # the scripts use these from here
 
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
@@ -48,38 +47,6 @@ def path_flag(text: str) -> Path:
         return Path(read_path(text))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def command(main):
-    """A decorator: `main` is run where its file is the script that was started."""
-    if main.__module__ == "__main__":
-        run(main)
-    return main
-
-
-def run(main):
-    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
-    Ctrl-C with 130."""
-    prepare_streams()
-    code = None
-    try:
-        main()
-    except SystemExit as e:  # of --help, or a mistake in the flags
-        code = e.code
-    except KeyboardInterrupt:
-        print("stopped: run the same command again", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
-        code = discard_output()
-    except BrokenProcessPool:
-        code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
-    except ImportError as e:
-        code = f"error: {missing_package((e.name or '').split('.')[0])}"
-    except (ValueError, OSError) as e:
-        code = f"error: {' '.join(str(e).split())}"
-    flushed = flush_output()
-    if code or flushed:
-        sys.exit(code or flushed)
 
 
 def score(name: str) -> float:

@@ -298,13 +298,15 @@ class Stop:
         answered = False
         with self.received:
             while numbers := self.received.recv(64):  # b"" when the other end is closed
-                for number in self.previous.keys() & set(numbers):
-                    if self.nothing_to_lose:
-                        signals.end_at_once(number)
-                    if not answered and not self.stopped:
-                        name = signal.Signals(number).name
-                        signals.say(f"{name} received: ending as soon as everything is saved", file=1)
-                    answered = True
+                asked = [number for number in numbers if number in self.previous]
+                if not asked or self.stopped:  # then it has been said, and is being saved
+                    continue
+                if self.nothing_to_lose:
+                    signals.end_at_once(asked[0])
+                if not answered:
+                    name = signal.Signals(asked[0]).name
+                    signals.say(f"{name} received: ending as soon as everything is saved", file=1)
+                answered = True
 
     def nothing_is_lost(self) -> None:
         """From now on, until the first step or save, a signal ends the process at once, also one that has come."""

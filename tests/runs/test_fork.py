@@ -14,8 +14,8 @@ CONFIGS |= {"dnt/mine.py": "learning_rate = 0.5\n", "ours/big.py": "n_layer = 3\
 SCRATCH = "import pandas\nimport train\n\n\ndef f():\n" + "    raise ValueError\n" * 99
 PREPARE = '"""Mine."""\n\nfrom nanodnt.prepare import script\n\n\n@script.command\ndef main(argv=None):\n    pass\n'
 # of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by their names
-READERS = "docs tools/test_bench.py tools/test_describe.py unit/test_house.py unit/test_configs.py"
-READERS += " unit/test_configurator.py unit/test_paper_values.py"
+READERS = "docs tools/test_bench.py tools/test_describe.py tools/test_nanogpt.py unit/test_house.py"
+READERS += " unit/test_configs.py unit/test_configurator.py unit/test_paper_values.py"
 READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
 
 
@@ -25,7 +25,8 @@ def write(root, name: str, text: str) -> None:
 
 
 def change(root) -> None:
-    """README's "Change it", whole; new files of every kind; a new flag without a comment; other pages."""
+    """README's "Change it", whole; new files of every kind; a new flag without a comment; other pages; a
+    config and pages deleted."""
     apply_readme(root)
     for name, text in CONFIGS.items():
         write(root, f"config/{name}", text)
@@ -40,7 +41,8 @@ def change(root) -> None:
     write(root, "nanodnt/settings.py", settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "))
     write(root, "README.md", "# A fork\n")
     write(root, "docs/layouts.md", "# Layouts\n")
-    (root / "CITATION.cff").unlink(missing_ok=True)
+    for name in ("CITATION.cff", "docs/moe.md", "docs/from_nanogpt.md", "config/vdnt/large.py"):
+        (root / name).unlink(missing_ok=True)
 
 
 @pytest.mark.deep

@@ -13,6 +13,7 @@ import torch
 
 import train
 from nanodnt.run import signals
+from nanodnt.run.before_torch import is_command
 from nanodnt.run.metrics import draw_loss
 from nanodnt.run.signals import NAMES
 from support.processes import Forked, call_main, finish
@@ -124,10 +125,9 @@ def test_a_checkpoint_that_was_begun_is_finished(dataset, tmp_path):
 
 
 def test_stopped_before_the_first_row(dataset, tmp_path, monkeypatch, capsys):
-    """The death of torchrun is seen in the first evaluation. There is nothing to draw."""
+    """In the first evaluation, by what ends no process at once, as the death of torchrun. There is nothing to draw."""
     monkeypatch.setattr(train, "draw_loss", draw_loss)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    with at_call(train, "evaluate", 1, lambda *_: monkeypatch.setattr(os, "getppid", lambda: 1)):
+    with at_call(train, "evaluate", 1, lambda *arguments: setattr(arguments[-1], "signal", signal.SIGTERM)):
         assert run(out_dir=tmp_path, dataset=dataset) == 143
     assert metrics(tmp_path) == [] and load(tmp_path / "last.pt")["step"] == 0
     printed = capsys.readouterr()
@@ -157,7 +157,10 @@ def test_a_signal_while_a_command_imports_torch(command, tmp_path):
     assert done.stderr == f"{name}: nothing to save, exiting\n"
 
 
-def test_importing_a_command_leaves_signals_alone():
-    """In a test or a notebook."""
+def test_importing_a_command_leaves_signals_alone(tmp_path):
+    """In a test, a notebook, or a script of the user's beside the commands, whose `finally` Ctrl-C must reach."""
+    assert [name for name in COMMANDS if not is_command(str(ROOT / f"{name}.py"))] == []
+    for program in (None, str(ROOT / "mine.py"), str(tmp_path / "train.py"), str(ROOT / "data/mine/prepare.py")):
+        assert not is_command(program)
     assert "train" in sys.modules and signals.IMPORTING == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -4,6 +4,7 @@ import math
 import re
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from model import GPT, GPTConfig
@@ -175,7 +176,9 @@ def break_kernels(monkeypatch, change, *args) -> None:
 
 
 def lion_source():
-    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py."""
+    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py. Skips where a fork has no such page."""
+    if not (ROOT / "docs" / "optimizers.md").exists():
+        pytest.skip("this fork has deleted docs/optimizers.md")
     page = (ROOT / "docs" / "optimizers.md").read_text()
     (source,) = re.findall(r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
     return source

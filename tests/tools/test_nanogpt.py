@@ -53,6 +53,7 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
         torch.testing.assert_close(p.grad, grad.T if name in turned else grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.house
 def test_the_page_ports_nanogpts_first_config(tmp_path):
     """config/train_shakespeare_char.py of nanoGPT: 64 rows of 256 tokens a step, 200 such batches an evaluation."""
     page = (ROOT / "docs" / "from_nanogpt.md").read_text(encoding="utf-8")

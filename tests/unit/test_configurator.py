@@ -4,6 +4,7 @@ and the description of a run."""
 import ast
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -597,3 +598,11 @@ def test_description(config):
     instances[0].n_layer, instances[1].compile = 12, True  # a value resolved after the start is shown as it is now
     text = describe(*instances)
     assert "* compile" in text and "* n_layer" not in text
+
+
+def test_a_closed_stream_gives_its_number_to_no_file(tmp_path):
+    """`train.py >&- 2>&-`: what code in C prints would go into a checkpoint, or into the pipe of the signals."""
+    code = "from configurator import prepare_streams as first; import sys; first(); f = open(sys.argv[1], 'w')"
+    call = [sys.executable, "-c", f"{code}; f.write(str(f.fileno() > 2))", str(tmp_path / "written")]
+    subprocess.run(["bash", "-c", f"exec {shlex.join(call)} <&- >&- 2>&-"], cwd=ROOT, check=True)
+    assert (tmp_path / "written").read_text() == "True"

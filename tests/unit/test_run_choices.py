@@ -181,6 +181,24 @@ def test_under_torchrun_a_second_ctrl_c_is_the_first(monkeypatch):
         assert stop.signal == signal.SIGINT
 
 
+STOPPED = """
+import os, signal, threading
+from nanodnt.run.environment import Stop
+with Stop() as stop:
+    (thread,) = set(threading.enumerate()) - {threading.main_thread()}
+    stop.stopped = True
+    os.kill(os.getpid(), signal.SIGTERM)
+thread.join()
+print("saved")
+"""
+
+
+def test_a_run_that_has_said_that_it_saves_is_not_ended_at_once():
+    """A signal before the first step, which the loop has seen before the thread."""
+    done = subprocess.run([sys.executable, "-c", STOPPED], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+
+
 def test_without_a_group_no_process_is_torchruns(monkeypatch):
     """A variable that torchrun has left in a shell: the end of that shell is no reason to stop."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -1,0 +1,39 @@
+"""How a script starts and ends that imports no torch: data/*/prepare.py, python -m nanodnt.data."""
+
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+from configurator import discard_output, flush_output, prepare_streams
+from nanodnt.files import missing_package
+
+
+def command(main):
+    """A decorator: `main` is run where its file is the script that was started."""
+    if main.__module__ == "__main__":
+        run(main)
+    return main
+
+
+def run(main):
+    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
+    Ctrl-C with 130."""
+    prepare_streams()
+    code = None
+    try:
+        main()
+    except SystemExit as e:  # of --help, or a mistake in the flags
+        code = e.code
+    except KeyboardInterrupt:
+        print("stopped: run the same command again", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
+        code = discard_output()
+    except BrokenProcessPool:
+        code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
+    except ImportError as e:
+        code = f"error: {missing_package((e.name or '').split('.')[0])}"
+    except (ValueError, OSError) as e:
+        code = f"error: {' '.join(str(e).split())}"
+    flushed = flush_output()
+    if code or flushed:
+        sys.exit(code or flushed)
