@@ -92,9 +92,9 @@ def staging(out_dir: Path, plan: str | None = None):
                     folder.rmdir()
 
 
-def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, command: str) -> None:
+def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, next_command: str) -> None:
     """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`. Print how many of `unit` each
-    split has, more `about` it, its bytes, and what to type next: `command` with its --dataset."""
+    split has, more `about` it, its bytes, and what to type next: `next_command` with its --dataset."""
     files = [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
@@ -105,7 +105,7 @@ def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, comma
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
     size = sum((out_dir / file).stat().st_size for file in files)
     name = out_dir.name if out_dir.resolve().parent == DATA else shlex.quote(str(out_dir.resolve()))
-    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {command} --dataset={name}")
+    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {next_command} --dataset={name}")
 
 
 def write(path: Path, raw: bytes) -> dict:
