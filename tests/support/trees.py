@@ -9,6 +9,8 @@ from pathlib import Path
 
 from support.runs import ROOT
 
+# not for a pytest that is started in a copy
+HIDDEN = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "NANODNT_DEEP")
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "out", "*.png", "*.bin", "*.marks", "meta.json")
 
 
@@ -56,7 +58,7 @@ def apply_readme(root: Path) -> None:
 
 def call(root, line, code=0, timeout_s=300, **environment):
     """Run a command line of a page there; its stdout, or its stderr where it must fail."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    env = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     env |= dict(HF_HOME=str(root / "cache"), PATH=f"{os.path.dirname(sys.executable)}:{env['PATH']}", **environment)
     argv = line if isinstance(line, list) else ["bash", "-c", line]
     run = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=timeout_s)
