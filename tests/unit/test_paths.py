@@ -24,7 +24,8 @@ def config(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------ home folders
 
 
-HOMES = {"~": "/home/me", "~/a b": "/home/me/a b", "~root": "/root", "~root/x": "/root/x", "~//x": "/home/me//x"}
+OF_ROOT = pwd.getpwnam("root").pw_dir
+HOMES = {"~": "/home/me", "~/a b": "/home/me/a b", "~//x": "/home/me//x", "~root": OF_ROOT, "~root/x": f"{OF_ROOT}/x"}
 HOMES |= {text: text for text in ("", "./~x", "./~", "a/~", "a~", "/~", "out/~/x", "auto", "OWNER/MODEL", "$HOME/x")}
 
 
