@@ -148,4 +148,4 @@ def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(source, worl
     outcome = start(world, train, f"--init_from={source}")
     assert_refused(outcome, ["nanoGPT"])
     page = Path(ROOT, re.search(r"see (\S+\.md)", outcome.err)[1])
-    assert "ckpt.pt" in page.read_text(encoding="utf-8")
+    assert "| `ckpt.pt` | `last.pt`, `best.pt` |" in page.read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from layers import cores
 from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
@@ -364,6 +365,16 @@ def test_nccl_is_told_its_gpu(device, expected, monkeypatch):
     ((backend, given),) = calls
     assert (backend, given["device_id"], given["timeout"].seconds) == (*expected, 60)
     assert env.control["backend"] == "gloo"
+
+
+def test_processes_that_join_share_the_cores_of_their_machine(monkeypatch):
+    """As many as torchrun has started there, which is not the size of the group."""
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: None)
+    monkeypatch.setattr(dist, "new_group", lambda **given: None)
+    monkeypatch.setattr(cores, "processes_here", 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    join_processes(Env(0, 6, torch.device("cpu"), torch.float32, distributed=True), 60)
+    assert cores.processes_here == 3
 
 
 SHOW = """
