@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from layers import cores
 from nanodnt.run import signals
-from nanodnt.run.hardware import memory_bytes, unusable_gpu
+from nanodnt.run.hardware import keep_freed_memory, memory_bytes, unusable_gpu
 
 MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
@@ -195,6 +195,7 @@ def environment(device: str, dtype: str, timeout_s: int):
     if chosen.type == "cpu":  # free there, and compiled runs repeat bit by bit (no atomic additions in random order)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
+        keep_freed_memory()
     try:
         if distributed:
             join_processes(env, timeout_s)

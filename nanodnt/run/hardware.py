@@ -29,6 +29,11 @@ OTHERS = {"Laptop", "MIG"}  # a part of such a device, or a slower one of its na
 NVIDIA_DRIVER, DEVICES, RAPL = Path("/proc/driver/nvidia/version"), Path("/dev"), Path("/sys/class/powercap")
 DRIVERS = {13: 580, 12: 525, 11: 450}  # the oldest that runs programs of this CUDA: NVIDIA's release notes
 
+# Parameters of glibc's mallopt(3), by number, and what we set them to: up to 2 GiB of freed memory stay in the process.
+# Blocks from 32 MiB on go back to the system at once: the largest threshold that glibc chooses by itself.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+MALLOC = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 32 * 2**20}
+
 RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors: our choice
 
 
@@ -63,6 +68,24 @@ def unusable_gpu() -> str:
     if not any(DEVICES.glob("nvidia[0-9]*")):
         return f"{found} finds no {DEVICES}/nvidia0: start the container with the GPUs, or use --device=cpu"
     return f"{found} finds no GPU that works: nvidia-smi may say why; or use --device=cpu"
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory of freed CPU tensors for the next step: with glibc, if no environment variable
+    sets its malloc. Elsewhere do nothing.
+
+    By default glibc returns freed memory to the system, how much depends on what ran before. The system clears each
+    page before it comes back: up to a third of the time of a small model's step (docs/results/speed.md)."""
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    for parameter, value in MALLOC.items():
+        mallopt(parameter, value)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -1,7 +1,9 @@
 """Decisions that need no run: how a batch is split, peak FLOP/s by name, which parallelism, what a signal asks for."""
 
 import io
+import mmap
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -100,6 +102,52 @@ def test_a_gpu_whose_energy_cannot_be_read(monkeypatch):
     for library in (Mock(side_effect=OSError), lambda name: SimpleNamespace(), lambda name: Mock()):  # Mock() is no 0
         monkeypatch.setattr("ctypes.CDLL", library)
         assert hardware.energy_counters(torch.device("cuda")) == []
+
+
+FREED_AND_NEEDED_AGAIN = """
+import resource
+import torch
+from nanodnt.run.environment import environment
+
+def step():
+    tensors = [torch.ones(2**18) for _ in range(64)]  # 1 MiB each
+
+with environment("cpu", "float32", 60):
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library decides this by itself")
+def test_memory_that_a_step_on_a_cpu_frees_stays_for_the_next():
+    command = [sys.executable, "-c", FREED_AND_NEEDED_AGAIN]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page_faults = int(printed.splitlines()[-1])
+    assert page_faults < 64 * 2**20 / mmap.PAGESIZE  # less than the pages of one of the ten steps
+
+
+@pytest.mark.parametrize(
+    "variable, value, calls",
+    [
+        ("OTHER", "1", 2),
+        ("MALLOC_TRIM_THRESHOLD_", "131072", 0),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072", 0),
+    ],
+)
+def test_a_users_setting_of_malloc_stays(variable, value, calls, monkeypatch):
+    mallopt = Mock()
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setenv(variable, value)
+    hardware.keep_freed_memory()
+    assert mallopt.call_count == calls
+
+
+def test_a_c_library_without_these_settings(monkeypatch):
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace())
+    hardware.keep_freed_memory()
 
 
 @pytest.mark.parametrize("encoding, written", [("ascii", b"\\xfc \\u2192"), ("latin-1", b"\xfc \\u2192")])
