@@ -1,10 +1,12 @@
-"""What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
-once. Gradients are those of one process."""
+"""What processes send in a step, and when: DDP's buckets during the backward pass, or one message after it; FSDP each
+weight and gradient once. Gradients are those of one process."""
 
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from nanodnt.weights import load_weights
 from support.depth import spread
 from support.models import error
 from support.processes import assert_close, joined, processes
-from support.runs import load
+from support.runs import different, load
 from support.tolerances import LOSS, roundings
 
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
@@ -47,7 +49,7 @@ def rows_of(rank: int) -> tuple:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def make_gradients(model, call, rows, micro: int) -> tuple:
+def make_gradients(model, call, rows, micro: int, average=lambda: None) -> tuple:
     """(losses, gradients) of the rows, `micro` at a time, as training_step makes them."""
     model.zero_grad(set_to_none=True)
     batches, losses = list(zip(*(t.split(micro) for t in rows), strict=True)), []
@@ -55,6 +57,7 @@ def make_gradients(model, call, rows, micro: int) -> tuple:
         with sync_gradients(call, i == len(batches) - 1):
             losses.append(call(*batch)[1])
             (losses[-1] / len(batches)).backward()
+    average()
     return torch.stack(losses).detach(), {name: full_tensor(p.grad).clone() for name, p in model.named_parameters()}
 
 
@@ -101,10 +104,8 @@ def ddp_steps(rank, env, backend) -> dict:
     model = prepare_model(make_model(DNT), CONFIG, env)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-        patch.setattr(
-            parallel, "DistributedDataParallel", partial(parallel.DistributedDataParallel, bucket_cap_mb=0.02)
-        )
-        compiled = compile_model(model, CONFIG, rows_of(0), env)
+        patch.setattr(parallel, "BUCKET_MB", 0.02)
+        compiled = compile_model(model, replace(CONFIG, compile="blocks"), rows_of(0), env)
         call = parallel.data_parallel(compiled, env)
     found["graphs"] = graphs["unique_graphs"]
     found["once"] = make_gradients(model, call, rows_of(rank), ROWS)
@@ -145,6 +146,48 @@ def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
             assert_close(found[way][1], expected, SUMS)
         assert found["places"] == (4, 1)  # two micro batches forward and backward: none leaves DDP's buckets
         assert found["graphs"] > 0 and found["more graphs"] == 0
+
+
+LAYOUTS = {  # biases of choices get loads as gradients; each α of DyT is a vector of one entry
+    "experts": DNT | dict(n_expert=3, n_expert_active=1, n_ff=24, mlp="swiglu", balance="bias"),
+    "dyt": dict(norm="dyt", dyt_bias=True, n_layer=1),
+}
+
+
+def ways_of_ddp(rank, world, folder):
+    """Leaves gradients by each layout, way and size of a micro batch, and those of a parameter that has none."""
+    found = {}
+    with joined(rank, world, folder / str(world), parallel="ddp") as env:
+        for (name, flags), micro in product(LAYOUTS.items(), (ROWS, MICRO)):
+            model = prepare_model(make_model(flags), CONFIG, env)
+            with torch.no_grad():
+                model.wte.weight += rank  # the first one's are taken
+            average = parallel.averaging(model)
+            found[name, "one message", micro] = make_gradients(model, model, rows_of(rank), micro, average)[1]
+            model.wpe.weight.grad = None
+            average()
+            assert model.wpe.weight.grad is None
+            call = parallel.data_parallel(model, env)
+            found[name, "buckets", micro] = make_gradients(model, call, rows_of(rank), micro)[1]
+            del call
+    torch.save(found, folder / f"{rank}")
+
+
+@pytest.mark.parametrize("world", spread((2, 3, 4), [2]))
+def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
+    """Two processes get the same bits: the sum of two numbers has no order. Of more, each of world − 1 sums rounds in
+    both ways, and the terms of a mean of independent gradients are √world as large as it. And however rows are split
+    over micro batches and processes, gradients are those of one process."""
+    processes(world, ways_of_ddp, tmp_path)
+    for name, micro in product(LAYOUTS, (ROWS, MICRO)):
+        _, expected = alone(LAYOUTS[name], world, micro)
+        for rank in range(world):
+            found = torch.load(tmp_path / f"{rank}", weights_only=False)
+            one, buckets = (found[name, way, micro] for way in ("one message", "buckets"))
+            assert_close(one, expected, SUMS)
+            assert_close(one, buckets, roundings((world - 1) * world**0.5))
+            assert world > 2 or different(one, buckets) == []
+            assert different(one, torch.load(tmp_path / "0", weights_only=False)[name, "one message", micro]) == []
 
 
 # --------------------------------------------------------------------------------------------------------------- FSDP

@@ -19,6 +19,12 @@ from support.strikes import spoil_gradients
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.vision import AUGMENTED
 
+
+def always_blocks(*_) -> tuple:
+    """In place of `choose_blocks`: under DDP gradients leave in buckets, though nothing is compiled."""
+    return True, "as asked by a test"
+
+
 POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
 UNIFIED = dict(PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")
 UNIFIED |= dict(mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False)
@@ -101,6 +107,7 @@ REFUSED = {  # name: (flags, message)
     "fp16": (dict(parallel="fsdp", dtype="float16"), FP16),
     "thirds": (dict(parallel="fsdp", fsdp_shard_size=3), THIRDS),
 }
+IN_BUCKETS = ("nanodnt.run.compilation.choose_blocks", always_blocks)
 BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
 
 
