@@ -17,7 +17,7 @@ from layers.roles import BLOCK_ROLES
 from layers.sharding import choose_dim, shard_numel
 from nanodnt.run.hardware import memory_bytes
 
-BUCKET_MB = 100  # of DDP's buckets: torch's 25 are mostly the start of a message on NVLink; our choice
+BUCKET_MB = 100  # of DDP's buckets: to send torch's 25 takes not much more than a message's latency; our choice
 KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weights and gradients in a step: our choice
 
 
@@ -156,7 +156,8 @@ def average_gradients(model) -> None:
     more may add in another order."""
     params = [p for p in model.parameters() if p.grad is not None]
     params.sort(key=torch.numel, reverse=True)  # so that no vector of one entry moves a matrix off its 16 bytes
-    message = torch.empty(sum(p.numel() for p in params), device=params[0].device)
-    for p, part in zip(params, message.split([p.numel() for p in params]), strict=True):
+    sizes = [p.numel() for p in params]
+    message = params[0].new_empty(sum(sizes))
+    for p, part in zip(params, message.split(sizes), strict=True):
         p.grad = torch.div(p.grad, dist.get_world_size(), out=part.view_as(p))
     dist.all_reduce(message)
