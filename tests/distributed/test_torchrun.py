@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support.parallel_runs import IN_BUCKETS, ONE_BAD, ONE_BAD_STEP, make_one_bad
+from support.parallel_runs import ONE_BAD, ONE_BAD_STEP, make_one_bad
 from support.processes import (
     ENDS,
     RUN,
@@ -77,7 +77,7 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     assert step <= saved["step"] < 20
     for rank in ranks:
         assert rank["code"] == 143 and different(saved["model"], rank["model"]) == []
-    processes(2, partial(make_one_bad, init_from="resume", patches=[IN_BUCKETS]), tmp_path / "run", dataset)
+    processes(2, partial(make_one_bad, init_from="resume", in_buckets=True), tmp_path / "run", dataset)
     assert_same_run(tmp_path / "run", two / "one bad, ddp2")
 
 
