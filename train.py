@@ -226,12 +226,15 @@ def train(run: Run) -> int:
     set up again from the last checkpoint. ValueError: the run cannot go on."""
     config, env, state, data = run.config, run.env, run.state, run.data
     next_batch = read_batches_ahead(run)
-    step_model = run.compiled  # under FSDP it is sharded already
-    if env.parallel == "ddp":
-        from nanodnt.run.parallel import data_parallel
+    trainer = Trainer(run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, run.compiled)
+    if env.parallel == "ddp":  # under FSDP the model is sharded already
+        from nanodnt.run.compilation import choose_blocks
+        from nanodnt.run.parallel import averaging, data_parallel
 
-        step_model = data_parallel(step_model, env)
-    trainer = Trainer(run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, step_model)
+        if choose_blocks(config, run.model, env.parallel, env.world_size)[0]:
+            trainer.step_model = data_parallel(run.compiled, env)
+        else:
+            trainer.average_gradients = averaging(run.model)
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
     run.meter = Meter(state, run.step_tokens, run.step_flops, config, env, run.task.step_counts(config.batch_size))

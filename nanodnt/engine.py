@@ -77,6 +77,7 @@ class Trainer:
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     step_model: Callable | None = None  # what is called: the model compiled, wrapped for several processes; None: model
+    average_gradients: Callable = lambda: None  # called after the last micro batch, where step_model does not average
     on_phase_end: Callable = lambda phase: None  # called after forward and backward of micro batches, clip, optimizer
 
 
@@ -98,8 +99,9 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
     step_model = trainer.model if trainer.step_model is None else trainer.step_model
     loss = torch.zeros((), device=batch[0].device)
     trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
-    # gradients that DDP keeps in its buckets are set to 0 there; dropped, they would be copied back into them
-    trainer.optimizer.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
+    # DDP's buckets hold the gradients of earlier micro batches; dropped, these would be held twice
+    in_buckets = isinstance(step_model, DistributedDataParallel) and n > 1
+    trainer.optimizer.zero_grad(set_to_none=not in_buckets)
     for i, micro_batch in enumerate(micro_batches):
         with sync_gradients(step_model, i == n - 1):
             divisor = n if targets_per_rank is None else targets_per_rank / (micro_batch[1] != -1).sum()
@@ -108,6 +110,7 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
             trainer.scaler.scale(micro_loss).backward()
             trainer.on_phase_end("backward")
         loss += micro_loss.detach()
+    trainer.average_gradients()
     return loss
 
 

@@ -132,8 +132,8 @@ class TrainConfig:
     stream_dtype: Literal["float32", "bfloat16"] = "float32"  # of the residual stream between sub-layers, whose sums
     #   are fp32 either way; bfloat16 halves its memory traffic on a GPU, but rounds each sum
     compile: Literal["auto", True, False, "blocks"] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of
-    #   minutes. One graph of the whole model; of each block by itself under DDP and FSDP, with blocks, and where auto
-    #   meets 36 layers or more
+    #   minutes. One graph of the whole model; of each block by itself under FSDP, with blocks, and where auto meets 36
+    #   layers or more or, under DDP, a step in which that loses less
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
     loss_chunks: int = 0  # number of chunks that the loss splits the tokens of a micro batch into, to bound the memory

@@ -24,6 +24,7 @@ from layers.sharding import shard_numel
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
+from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.hardware import available_bytes, memory_bytes
 from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, own_head, padded_numel, uneven_experts
 from nanodnt.tasks import task_of
@@ -41,7 +42,7 @@ class Strategy(NamedTuple):
     weights: int
     gradients: int
     state: int
-    extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of FSDP's backward pass
+    extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of the last backward pass
     accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
     note: str = ""  # a line for the reader
 
@@ -80,10 +81,13 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     weights, state_size = total_bytes(parameters), total_bytes(state)
     if parallel == "none":
         return Strategy("one GPU", weights + buffers, weights, state_size)
-    if parallel == "ddp":  # whose buckets hold the gradients
+    if parallel == "ddp" and choose_blocks(config, model, parallel, gpus)[0]:  # in buckets, which hold the gradients
         buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
         buckets["optimizer"] += message_bytes(optimizer, gpus)
         return Strategy("DDP", weights + buffers, 0, state_size, buckets)
+    if parallel == "ddp":  # in one message, of which gradients are views afterwards
+        sent = dict(reduction=weights, optimizer=message_bytes(optimizer, gpus))
+        return Strategy("DDP", weights + buffers, weights, state_size, sent)
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")

@@ -225,8 +225,13 @@ def join_processes(env: Env, timeout_s: int) -> None:
         # connect with whom one talks to, not each with every other. (Other transports cannot; and where a process is
         # lost before its first message, torch prints its own stack.)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    options = None
+    if cuda:  # messages first where products fill the GPU; groups that are split off inherit it
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = env.timeout  # torch warns where it is another
     # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=env.timeout, device_id=env.device if cuda else None)
+    how = dict(timeout=env.timeout, device_id=env.device if cuda else None, pg_options=options)
+    dist.init_process_group("nccl" if cuda else "gloo", **how)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
 
 

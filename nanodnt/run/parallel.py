@@ -1,7 +1,8 @@
 """Several processes: DDP keeps the whole model in each, FSDP2 shards it.
 
 A run does, in this order: `shard_model` the empty model (FSDP), storage and weights, activation checkpointing
-(`prepare_model`), the optimizer, compilation, `data_parallel` (DDP). Before the backward pass: `sync_gradients`."""
+(`prepare_model`), the optimizer, compilation, `data_parallel` or `averaging` (DDP). Before the backward pass:
+`sync_gradients`."""
 
 import warnings
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from layers.roles import BLOCK_ROLES
 from layers.sharding import choose_dim, shard_numel
 from nanodnt.run.hardware import memory_bytes
 
+BUCKET_MB = 100  # of DDP's buckets: to send torch's 25 takes not much more than a message's latency; our choice
 KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weights and gradients in a step: our choice
 
 
@@ -135,4 +137,27 @@ def data_parallel(model, env):
     ids = [env.device.index] if env.device.type == "cuda" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about broadcast_buffers: all ranks compute the same ones
-        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        how = dict(broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+        return DistributedDataParallel(model, device_ids=ids, **how)
+
+
+def averaging(model):
+    """DDP without buckets: give all processes the weights of the first, as torch's DDP does. Returns
+    `average_gradients` of this model, to be called after the last backward pass of a step. All ranks must call both."""
+    for t in model.state_dict().values():
+        dist.broadcast(t, 0)
+    return partial(average_gradients, model)
+
+
+@torch.no_grad()
+def average_gradients(model) -> None:
+    """Average p.grad over the processes in one message, of which they are views from then on. All processes must have
+    gradients of the same parameters. Each is divided before the sum, so that two processes get the bits of torch's DDP;
+    more may add in another order."""
+    params = [p for p in model.parameters() if p.grad is not None]
+    params.sort(key=torch.numel, reverse=True)  # so that no vector of one entry moves a matrix off its 16 bytes
+    sizes = [p.numel() for p in params]
+    message = params[0].new_empty(sum(sizes))
+    for p, part in zip(params, message.split(sizes), strict=True):
+        p.grad = torch.div(p.grad, dist.get_world_size(), out=part.view_as(p))
+    dist.all_reduce(message)

@@ -1,10 +1,12 @@
-"""What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
-once. Gradients are those of one process."""
+"""What processes send in a step, and when: DDP's buckets during the backward pass, or one message after it; FSDP each
+weight and gradient once. Gradients are those of one process."""
 
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from nanodnt.weights import load_weights
 from support.depth import spread
 from support.models import error
 from support.processes import assert_close, joined, processes
-from support.runs import load
+from support.runs import different, load
 from support.tolerances import LOSS, roundings
 
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
@@ -47,7 +49,7 @@ def rows_of(rank: int) -> tuple:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def make_gradients(model, call, rows, micro: int) -> tuple:
+def make_gradients(model, call, rows, micro: int, average=lambda: None) -> tuple:
     """(losses, gradients) of the rows, `micro` at a time, as training_step makes them."""
     model.zero_grad(set_to_none=True)
     batches, losses = list(zip(*(t.split(micro) for t in rows), strict=True)), []
@@ -55,6 +57,7 @@ def make_gradients(model, call, rows, micro: int) -> tuple:
         with sync_gradients(call, i == len(batches) - 1):
             losses.append(call(*batch)[1])
             (losses[-1] / len(batches)).backward()
+    average()
     return torch.stack(losses).detach(), {name: full_tensor(p.grad).clone() for name, p in model.named_parameters()}
 
 
@@ -101,10 +104,8 @@ def ddp_steps(rank, env, backend) -> dict:
     model = prepare_model(make_model(DNT), CONFIG, env)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-        patch.setattr(
-            parallel, "DistributedDataParallel", partial(parallel.DistributedDataParallel, bucket_cap_mb=0.02)
-        )
-        compiled = compile_model(model, CONFIG, rows_of(0), env)
+        patch.setattr(parallel, "BUCKET_MB", 0.02)
+        compiled = compile_model(model, replace(CONFIG, compile="blocks"), rows_of(0), env)
         call = parallel.data_parallel(compiled, env)
     found["graphs"] = graphs["unique_graphs"]
     found["once"] = make_gradients(model, call, rows_of(rank), ROWS)
@@ -145,6 +146,49 @@ def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
             assert_close(found[way][1], expected, SUMS)
         assert found["places"] == (4, 1)  # two micro batches forward and backward: none leaves DDP's buckets
         assert found["graphs"] > 0 and found["more graphs"] == 0
+
+
+LAYOUTS = {  # biases of choices get loads as gradients; each α of DyT is a vector of one entry
+    "experts": DNT | dict(n_expert=3, n_expert_active=1, n_ff=24, mlp="swiglu", balance="bias"),
+    "dyt": dict(norm="dyt", dyt_bias=True, n_layer=1),
+}
+SPLITS = list(product(LAYOUTS, (ROWS, MICRO)))
+
+
+def ways_of_ddp(rank, world, folder):
+    """Leaves, for each of SPLITS, the gradients of this process, and averaged in one message and in buckets."""
+    found = {}
+    with joined(rank, world, folder / "ddp", parallel="ddp") as env:
+        for layout, micro in SPLITS:
+            model = prepare_model(make_model(LAYOUTS[layout]), CONFIG, env)
+            model.wte.weight.data += rank  # the first one's is taken
+            average = parallel.averaging(model)
+            how = rows_of(rank), micro
+            own = make_gradients(model, model, *how)[1]
+            message = make_gradients(model, model, *how, average)[1]
+            model.wpe.weight.grad = None
+            average()
+            assert model.wpe.weight.grad is None
+            buckets = make_gradients(model, parallel.data_parallel(model, env), *how)[1]
+            found[layout, micro] = own, message, buckets
+    torch.save(found, folder / f"{rank}")
+
+
+@pytest.mark.parametrize("world", spread((2, 3, 4), [2]))
+def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
+    """Two processes get the same bits: the sum of two numbers has no order. Of more, a division and world − 1 sums
+    round in both ways, by half an eps of what is added. However rows are split over micro batches and processes,
+    gradients are those of one process."""
+    processes(world, ways_of_ddp, tmp_path)
+    found = [torch.load(tmp_path / f"{rank}", weights_only=False) for rank in range(world)]
+    for layout, micro in SPLITS:
+        _, message, buckets = found[0][layout, micro]
+        assert_close(message, alone(LAYOUTS[layout], world, micro)[1], SUMS)
+        for name, entry in message.items():
+            added = sum(its[layout, micro][0][name].abs() for its in found) / world
+            assert ((entry - buckets[name]).abs() <= roundings(world) * added).all(), name
+        assert world > 2 or different(message, buckets) == []
+        assert all(different(its[layout, micro][1], message) == [] for its in found)
 
 
 # --------------------------------------------------------------------------------------------------------------- FSDP

@@ -3,7 +3,6 @@
 import json
 import warnings
 from datetime import timedelta
-from functools import partial
 
 import pytest
 import torch
@@ -29,9 +28,11 @@ ONCE, EACH = BLOCKS + 1, BLOCKS * MICRO_BATCHES + 1  # messages of the blocks an
 FSDP = dict(gather=ONCE, reduce=ONCE, sum=1)  # the sum: the norm of the gradient
 BY_BLOCKS = dict(gather=2 * EACH - 1, reduce=EACH, sum=1)
 HEAD = dict(tie_weights=False)
-WAYS = {  # parallel, size of a shard, whether all is kept, optimizer, flags: how many messages of a kind
-    "DDP": ("ddp", 0, True, "adamw", {}, dict(bucket=7)),
-    "DDP, Muon": ("ddp", 0, True, "muon", {}, dict(bucket=7, gather=SHAPES)),
+# parallel, size of a shard, whether all is kept or (DDP) in buckets, optimizer, flags: how many messages of a kind
+WAYS = {
+    "DDP by blocks": ("ddp", 0, True, "adamw", {}, dict(bucket=7)),
+    "DDP, one graph": ("ddp", 0, False, "adamw", {}, dict(sum=1)),
+    "DDP, one graph, Muon": ("ddp", 0, False, "muon", {}, dict(sum=1, gather=SHAPES)),
     "FSDP": ("fsdp", 0, True, "adamw", {}, FSDP),
     "FSDP, a head of its own": ("fsdp", 0, True, "adamw", HEAD, dict(gather=ONCE + 1, reduce=ONCE + 1, sum=1)),
     "FSDP, Adam-mini": ("fsdp", 0, True, "adam_mini", {}, FSDP | dict(sum=1 + GROUPS)),
@@ -81,8 +82,7 @@ def count_messages(folder):
     warnings.simplefilter("ignore")
     dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
     with pytest.MonkeyPatch.context() as patch:
-        small = partial(parallel.DistributedDataParallel, bucket_cap_mb=0.5)
-        patch.setattr(parallel, "DistributedDataParallel", small)
+        patch.setattr(parallel, "BUCKET_MB", 0.5)
         found = {name: messages_of(*way[:-1], patch) for name, way in WAYS.items()}
     (folder / "messages.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -100,13 +100,14 @@ def messages_of(kind, shard_size, keep, optimizer, flags, patch) -> tuple:
         model.to_empty(device="cpu").init_weights()
     assert notes.found == []
     prepare_model(model, config, env)
-    call = model
-    if kind == "ddp":
-        call = parallel.data_parallel(model, env)
-        call.register_comm_hook(None, lambda state, bucket: notes.bucket(state, bucket))
-    patch.setattr(dist, "all_to_all_single", lambda *args, **kwargs: notes.exchange(*args, **kwargs))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    trainer = Trainer(model, make_optimizer(model, config), scaler, 1, 1.0, call)
+    trainer = Trainer(model, make_optimizer(model, config), scaler, 1, 1.0)
+    if kind == "ddp" and keep:
+        trainer.step_model = parallel.data_parallel(model, env)
+        trainer.step_model.register_comm_hook(None, lambda state, bucket: notes.bucket(state, bucket))
+    elif kind == "ddp":
+        trainer.average_gradients = parallel.averaging(model)
+    patch.setattr(dist, "all_to_all_single", lambda *args, **kwargs: notes.exchange(*args, **kwargs))
     tokens = torch.zeros(MICRO_BATCHES, 16, dtype=torch.long)
     for _ in range(3):
         notes = Note()

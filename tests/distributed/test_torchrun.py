@@ -63,7 +63,8 @@ sys.exit(code)
 
 
 def test_stopped_and_resumed(two, dataset, tmp_path):
-    """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on exactly."""
+    """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on exactly, now with its
+    gradients in buckets: two processes sum to the same bits."""
     (tmp_path / "script.py").write_text(ONE_BAD_RUN)
     config = RUN | ONE_BAD | dict(dataset=dataset, out_dir=tmp_path / "run")
     process = torchrun_forked(tmp_path / "script.py", 2, **config)
@@ -76,7 +77,7 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     assert step <= saved["step"] < 20
     for rank in ranks:
         assert rank["code"] == 143 and different(saved["model"], rank["model"]) == []
-    processes(2, partial(make_one_bad, init_from="resume"), tmp_path / "run", dataset)
+    processes(2, partial(make_one_bad, init_from="resume", in_buckets=True), tmp_path / "run", dataset)
     assert_same_run(tmp_path / "run", two / "one bad, ddp2")
 
 

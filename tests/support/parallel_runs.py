@@ -101,6 +101,7 @@ REFUSED = {  # name: (flags, message)
     "fp16": (dict(parallel="fsdp", dtype="float16"), FP16),
     "thirds": (dict(parallel="fsdp", fsdp_shard_size=3), THIRDS),
 }
+IN_BUCKETS = ("nanodnt.run.compilation.choose_blocks", lambda *_: (True, "in buckets, as asked by a test"))
 BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
 
 
@@ -134,10 +135,11 @@ def make_chains(rank, world, folder, name, cases, begun, until, **how):
         go(rank, world, folder, case, f"{case}, {name}", spoils=[BAD - begun], **config)
 
 
-def make_one_bad(rank, world, out, dataset, **config):
+def make_one_bad(rank, world, out, dataset, in_buckets=False, **config):
     """A run whose last process has a bad gradient in one step, before DDP averages."""
     step = ONE_BAD_STEP if rank == world - 1 else ONE_BAD_STEP | dict(bad_steps=())
-    play(rank, world, out, within=spoil_gradients(**step), dataset=dataset, **ONE_BAD | config)
+    how = dict(within=spoil_gradients(**step), patches=[IN_BUCKETS] * in_buckets)
+    play(rank, world, out, dataset=dataset, **how, **ONE_BAD | config)
 
 
 def other_targets(batch):
@@ -223,7 +225,7 @@ def on_two_more(rank, world, folder):
             make_halves(rank, world, folder, case, f"{case}, {launch}", **RANDOM | how)
     make_compiled(rank, world, folder, "adam_mini, Admin", "fsdp", "eager", True, **fsdp)
     make_compiled(rank, world, folder, "experts", "experts", "aot_eager", "blocks")
-    make_compiled(rank, world, folder, "images", "images", "aot_eager", "blocks")
+    make_compiled(rank, world, folder, "images", "images", "aot_eager", True)
     spoils = dict(spoils=[BAD] * rank, patches=[BY_BLOCKS])
     go(rank, world, folder, "experts", "experts by blocks", **fsdp | spoils)
     weights = folder / "examples, one1" / "last.pt"

@@ -29,7 +29,7 @@ from nanodnt.plan.memory import (
 from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_plan, describe_time
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
-from nanodnt.run.parallel import block_matrices, data_parallel
+from nanodnt.run.parallel import averaging, block_matrices, data_parallel
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from support.depth import spread
@@ -275,10 +275,13 @@ def test_shards_are_rows_rounded_up():
 
 
 def test_strategies_by_hand():
-    """2 blocks, bytes per parameter: 4 of weights, 4 of gradients, 8 of state, and under DDP 4 of buckets."""
+    """2 blocks, bytes per parameter: 4 of weights, 4 of gradients, 8 of state, and under DDP 4 of buckets, or of the
+    message that follows the backward pass."""
     model, optimizer, config = build({}, {})
     n, steps = model.num_params(), 4 * len(list(model.parameters()))
     ddp, fsdp = (make_strategy(kind, model, optimizer, config, 4) for kind in ("ddp", "fsdp"))
+    assert ddp[1:5] == (4 * n, 4 * n, 8 * n + steps, dict(reduction=4 * n, optimizer=0))
+    ddp = make_strategy("ddp", model, optimizer, replace(config, compile="blocks"), 4)
     assert ddp[1:4] == (4 * n, 0, 8 * n + steps) and set(ddp.extra.values()) == {4 * n}
     d = 64
     block = 12 * d * d  # its matrices
@@ -358,20 +361,25 @@ def alone():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 # The peak is at the end of the backward pass (context 8), or in the loss (64).
-@pytest.mark.parametrize("case", spread(list(product((8, 64), (1, 2))), [(8, 2), (64, 1)]), ids=str)
+@pytest.mark.parametrize(
+    "case", spread(list(product((8, 64), (1, 2), ("blocks", True))), [(8, 2, "blocks"), (8, 1, True)]), ids=str
+)
 def test_ddp_takes_what_was_predicted(case, alone):
-    """Real DDP: buckets as large as all gradients, which hold those of earlier micro batches too."""
-    context, accumulation = case
+    """Real DDP: buckets as large as all gradients, which hold those of earlier micro batches too; or one message."""
+    context, accumulation, compile = case
     flags = DNT | dict(block_size=context, n_layer=3)
-    model, optimizer, config = build(flags, {})
+    model, optimizer, config = build(flags, dict(compile=compile))
     ddp = make_strategy("ddp", model, optimizer, config, 2)
     (predicted,) = added(model, optimizer, config, 4, [accumulation], ddp)
     model, optimizer, config = build(flags, {}, device="cpu")
     x, scaler = torch.zeros(4 * accumulation, context, dtype=torch.long), torch.amp.GradScaler("cpu", enabled=False)
     with Memory(dry=False) as memory:
-        wrapped = data_parallel(model, alone)
-        assert memory.now == pytest.approx(total_bytes(model.parameters()), rel=0.01)
-        trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip, wrapped)
+        trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip)
+        if compile == "blocks":
+            trainer.step_model = data_parallel(model, alone)
+            assert memory.now == pytest.approx(total_bytes(model.parameters()), rel=0.01)
+        else:
+            trainer.average_gradients = averaging(model)
         training_step(trainer, (x, x))
         memory.peak = 0
         training_step(trainer, (x, x))  # DDP may rearrange its buckets after one

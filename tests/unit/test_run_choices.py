@@ -347,21 +347,27 @@ def test_fsdp_keeps_weights_and_gradients_where_they_take_half_of_a_gpu(device, 
 
 
 @pytest.mark.parametrize(
-    "setting, n_layer, parallel, world, blocks",
+    "setting, n_layer, parallel, world, batch_size, blocks",
     [
-        ("auto", 35, "none", 1, False),
-        ("auto", 36, "none", 1, True),
-        (True, 48, "none", 1, False),
-        ("blocks", 2, "none", 1, True),
-        ("auto", 12, "ddp", 2, True),
-        (True, 12, "ddp", 2, True),
-        (True, 12, "ddp", 1, False),  # no other process to send gradients to
-        (True, 12, "fsdp", 1, True),
+        ("auto", 35, "none", 1, 480, False),
+        ("auto", 36, "none", 1, 480, True),
+        (True, 48, "none", 1, 480, False),
+        ("blocks", 2, "none", 1, 480, True),
+        ("auto", 12, "ddp", 8, 480, False),
+        ("auto", 12, "ddp", 8, 240, True),  # the gradients leave once a step, blocks cost every micro batch
+        ("auto", 24, "ddp", 8, 480, True),  # wider
+        ("auto", 12, "ddp", 16, 9600, True),  # two machines
+        (True, 24, "ddp", 8, 480, False),
+        ("blocks", 12, "ddp", 8, 480, True),
+        ("auto", 12, "ddp", 1, 1, False),  # no other process to send gradients to
+        (True, 12, "fsdp", 1, 480, True),
     ],
 )
-def test_what_is_compiled_by_blocks(setting, n_layer, parallel, world, blocks):
-    env = Env(0, world, torch.device("cuda"), torch.bfloat16, distributed=parallel != "none", parallel=parallel)
-    assert choose_blocks(setting, n_layer, env)[0] == blocks
+def test_what_is_compiled_by_blocks(setting, n_layer, parallel, world, batch_size, blocks):
+    sizes = GPTConfig(n_layer=n_layer, n_embd=64 * n_layer, block_size=1024)
+    model = SimpleNamespace(blocks=range(n_layer), config=sizes, num_params=lambda: 12 * n_layer * sizes.n_embd**2)
+    config = TrainConfig(compile=setting, batch_size=batch_size)
+    assert choose_blocks(config, model, parallel, world)[0] == blocks
     assert choose_compile("blocks", torch.device("cpu"), 0) == (True, "as asked")
 
 
@@ -404,14 +410,17 @@ def test_tf32_is_for_runs_in_fp32(case, expected, monkeypatch):
 
 @pytest.mark.parametrize("device, expected", [("cpu", ("gloo", None)), ("cuda:1", ("nccl", torch.device("cuda", 1)))])
 def test_nccl_is_told_its_gpu(device, expected, monkeypatch):
-    """And messages between hosts go over gloo."""
+    """And to send first; messages between hosts go over gloo."""
     calls = []
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=SimpleNamespace), raising=False)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: calls.append((backend, given)))
     monkeypatch.setattr(dist, "new_group", lambda **given: given)
     env = Env(0, 2, torch.device(device), torch.float32, distributed=True)
     join_processes(env, 60)
     ((backend, given),) = calls
     assert (backend, given["device_id"], given["timeout"].seconds) == (*expected, 60)
+    asked = SimpleNamespace(is_high_priority_stream=True, _timeout=env.timeout)
+    assert given["pg_options"] == (asked if backend == "nccl" else None)
     assert env.control["backend"] == "gloo"
 
 
