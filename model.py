@@ -292,7 +292,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}, const=multiplier(c, which)) for which in "qk")
 
     def project(self, u, in_gain):
-        """[q, k, v], each (B, T, its channels): compiled, one product if the runtime has the kernel "qkv"."""
+        """[q, k, v], each (B, T, its channels). With the kernel "qkv" compiled code has one product."""
         matrices = self.q, self.k, self.v
         if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling():
             return fused_linear(matrices, u, in_gain, joins_gradients=False)

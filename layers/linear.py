@@ -41,12 +41,12 @@ def recomputed(compute, weight, dtype, *args):
 
 class Product(torch.autograd.Function):
     """x Wᵀ + b, split into the outputs of several matrices: W (n_out, n_in) has all their rows, and
-    `sizes` says how many are of each. x (…, n_in), b (n_out,) or None → one (…, n) for each n of `sizes`,
-    in the dtype of x.
+    `sizes` says how many are of each. x (…, n_in), b (n_out,) or None → one (…, n) for each n of
+    `sizes`, in the dtype of x.
 
     The gradients of these outputs are not copied into one: their products with W sum that of x.
-    The gradient of W has the dtype of W. An fp32 one leaves the matrix units in fp32, in which they sum,
-    whatever x is: rounding it, and a pass to cast it back, are saved. CUDA alone has such a product."""
+    The gradient of W has the dtype of W. If that is fp32, it leaves the matrix units in fp32, in which
+    they sum: rounding it, and a pass to cast it back, are saved. CUDA alone has such a product."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, sizes):
@@ -75,7 +75,7 @@ def sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> to
 
 
 if not hasattr(OPERATORS, "sum_of_products"):  # a copy of this file, from an exported folder, uses what is there
-    # compiled code has no `addmm_`, and its `addmm` first copies what it adds to (pytorch issue 153590)
+    # compiled code has no `addmm_`, and its `addmm` copies what it adds to (pytorch issue 153590)
     @torch.library.custom_op(f"{NAMESPACE}::sum_of_products", mutates_args=())
     def _sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
         total = lefts[0] @ rights[0]
@@ -92,8 +92,8 @@ def has_one_row(x, weight) -> bool:
 
 
 def gives_fp32_gradient(weight, dtype: torch.dtype, *others) -> bool:
-    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for CUDA, if
-    all `others`, a bias and gains to fold, are None."""
+    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for CUDA,
+    if all `others`, a bias and gains to fold, are None."""
     is_plain = all(other is None for other in others)
     return is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize
 
@@ -212,8 +212,8 @@ def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=Tr
     """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing.
-    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one product too.
-    False, where other kernels than compiled pointwise ones make them, so that they would be copied: `Product`."""
+    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one product.
+    False: see `Product`; for outputs whose gradients are made by other operators, and would be copied."""
     first = matrices[0]
     if has_one_row(x, first.weight):  # `linear` multiplies the gains into x, and each matrix may have its own
         return [m(x, in_gain, product) for m in matrices]
