@@ -21,7 +21,7 @@ NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
 
-def scale_weight(dtype, weight, bias, in_gain=None, out_gain=None) -> tuple:
+def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
     """(out_gain · W · in_gain, out_gain · b) in `dtype`: gains and cast in one pass over the weight. W may be a stack
     (E, n_out, n_in), with biases (E, n_out) and the same gains for all."""
     if in_gain is not None:
@@ -104,11 +104,11 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
     dtype = dtype or weight.dtype
     if has_one_row(x, weight):
         x = x if in_gain is None else x * in_gain  # x and y are smaller than the weight, so they take the gains
-        y = product(x.to(dtype), *scale_weight(dtype, weight, bias))
+        y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
         return y if out_gain is None else (y * out_gain).to(dtype)
     if product is F.linear and gives_fp32_gradient(weight, dtype, bias, in_gain, out_gain):
         return Product.apply(x.to(dtype), weight, None, [len(weight)])[0]
-    args = dtype, weight, bias, in_gain, out_gain
+    args = weight, bias, dtype, in_gain, out_gain
     is_scaled = in_gain is not None or out_gain is not None
     return product(x.to(dtype), *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)))
 
@@ -202,9 +202,10 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
-def joined(dtype, each: list) -> tuple:
-    """(weight, bias) of one map to the outputs of several, each the other arguments of `scale_weight`."""
-    weights, biases = zip(*(scale_weight(dtype, *args) for args in each), strict=True)
+def joined(each: list, dtype) -> tuple:
+    """(weight, bias) of one map to the outputs of several: of each its weight, bias and gains, in `dtype`."""
+    scaled = [scale_weight(weight, bias, dtype, *gains) for weight, bias, *gains in each]
+    weights, biases = zip(*scaled, strict=True)
     return torch.cat(weights, -2), None if biases[0] is None else torch.cat(biases, -1)
 
 
@@ -222,7 +223,7 @@ def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=Tr
     each = [(m.effective_weight(), m.bias, *m.factors(in_gain)) for m in matrices]
     if not joins_gradients and all(gives_fp32_gradient(weight, dtype, *others) for weight, *others in each):
         kept = first.weight.dtype
-    weight, bias = recomputed(joined, first.weight, dtype, kept, each)
+    weight, bias = recomputed(joined, first.weight, dtype, each, kept)
     if joins_gradients:
         parts = product(x.to(dtype), weight, bias).split(sizes, dim=-1)
     else:
