@@ -291,9 +291,16 @@ class Attention(nn.Module):
         norm = dict(norm="rmsnorm", n_gain=c.head_dim * (c.gain != "none"), param=c.gain_param, eps=c.norm_eps)
         self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}, const=multiplier(c, which)) for which in "qk")
 
+    def project(self, u, in_gain):
+        """[q, k, v], each (B, T, its channels). With the kernel "qkv" compiled code has one product."""
+        matrices = self.q, self.k, self.v
+        if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling():
+            return fused_linear(matrices, u, in_gain, joins_gradients=False)
+        return [m(u, in_gain) for m in matrices]
+
     def forward(self, u, in_gain=None, rope=None, cache=None, mask=None):
         B, T, _ = u.shape
-        q, k, v = (m(u, in_gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
+        q, k, v = (y.view(B, T, -1, self.head_dim) for y in self.project(u, in_gain))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)

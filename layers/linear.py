@@ -9,12 +9,16 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from layers.cores import own_cores
+from layers.ops import namespace_of
 from layers.runtime import Runtime
 from layers.sharding import assign, full_tensor, local_shard, own_rows, shard_dim
 from layers.slot import Slot
 
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
 DRAWN = 2**18  # entries of a block of initial weights: our choice; another means other weights for every seed
+
+NAMESPACE = namespace_of(__file__)
+OPERATORS = getattr(torch.ops, NAMESPACE)
 
 
 def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
@@ -36,26 +40,62 @@ def recomputed(compute, weight, dtype, *args):
 
 
 class Product(torch.autograd.Function):
-    """x Wᵀ in the dtype of x, bf16 or fp16: x (…, n_in), W (n_out, n_in) in fp32.
+    """x Wᵀ + b, split into the outputs of several matrices: W (n_out, n_in) has all their rows, and
+    `sizes` says how many are of each. x (…, n_in), b (n_out,) or None → one (…, n) for each n of
+    `sizes`, in the dtype of x.
 
-    The weight's gradient leaves the matrix units in fp32, in which they sum: rounding it, and a pass to cast it back,
-    are saved. For compiled code on CUDA, which alone has such a product."""
+    The gradients of these outputs are not copied into one: their products with W sum that of x.
+    The gradient of W has the dtype of W. If that is fp32, it leaves the matrix units in fp32, in which
+    they sum: rounding it, and a pass to cast it back, are saved. CUDA alone has such a product."""
 
     @staticmethod
-    def forward(ctx, x, weight):
+    def forward(ctx, x, weight, bias, sizes):
+        ctx.sizes, ctx.has_bias = sizes, bias is not None
+        ctx.how = {} if weight.dtype == x.dtype else dict(out_dtype=weight.dtype)
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias).split(sizes, dim=-1)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, *grads):
         x, weight = ctx.saved_tensors
-        return dy @ weight, torch.mm(dy.flatten(0, -2).T, x.flatten(0, -2), out_dtype=torch.float32)
+        rows = x.flatten(0, -2)
+        grads = [dy.flatten(0, -2) for dy in grads]
+        dx = sum_of_products(grads, weight.split(ctx.sizes))
+        d_weight = torch.cat([torch.mm(dy.T, rows, **ctx.how) for dy in grads])
+        d_bias = torch.cat([dy.sum(0) for dy in grads]) if ctx.has_bias else None
+        return dx.view_as(x), d_weight, d_bias, None
+
+
+def sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
+    """Σ A B (n, m) over pairs of A (n, k) and B (k, m); each pair has its own k."""
+    if len(lefts) == 1:
+        return lefts[0] @ rights[0]
+    return OPERATORS.sum_of_products(lefts, rights)
+
+
+if not hasattr(OPERATORS, "sum_of_products"):  # a copy of this file, from an exported folder, uses what is there
+    # compiled code has no `addmm_`, and its `addmm` copies what it adds to (pytorch issue 153590)
+    @torch.library.custom_op(f"{NAMESPACE}::sum_of_products", mutates_args=())
+    def _sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
+        total = lefts[0] @ rights[0]
+        for left, right in zip(lefts[1:], rights[1:], strict=True):
+            total.addmm_(left, right)
+        return total
+
+    _sum_of_products.register_fake(lambda lefts, rights: lefts[0] @ rights[0])
 
 
 def has_one_row(x, weight) -> bool:
     """Whether x (…, rows, n_in) has one row, or for a stack of matrices at most one for each."""
     return x.shape[-2] <= (1 if weight.ndim == 2 else len(weight))
+
+
+def gives_fp32_gradient(weight, dtype: torch.dtype, *others) -> bool:
+    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for CUDA,
+    if all `others`, a bias and gains to fold, are None."""
+    is_plain = all(other is None for other in others)
+    return is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize
 
 
 def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, product=F.linear):
@@ -66,9 +106,8 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
         x = x if in_gain is None else x * in_gain  # x and y are smaller than the weight, so they take the gains
         y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
         return y if out_gain is None else (y * out_gain).to(dtype)
-    is_plain = in_gain is None and out_gain is None and bias is None and product is F.linear
-    if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
-        return Product.apply(x.to(dtype), weight)
+    if product is F.linear and gives_fp32_gradient(weight, dtype, bias, in_gain, out_gain):
+        return Product.apply(x.to(dtype), weight, None, [len(weight)])[0]
     args = weight, bias, dtype, in_gain, out_gain
     is_scaled = in_gain is not None or out_gain is not None
     return product(x.to(dtype), *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)))
@@ -163,23 +202,32 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
-def joined(each: list) -> tuple:
-    """(weight, bias) of one map to the outputs of several, each the arguments of `scale_weight`."""
-    weights, biases = zip(*(scale_weight(*args) for args in each), strict=True)
+def joined(each: list, dtype) -> tuple:
+    """(weight, bias) of one map to the outputs of several: of each its weight, bias and gains, in `dtype`."""
+    scaled = [scale_weight(weight, bias, dtype, *gains) for weight, bias, *gains in each]
+    weights, biases = zip(*scaled, strict=True)
     return torch.cat(weights, -2), None if biases[0] is None else torch.cat(biases, -1)
 
 
-def fused_linear(matrices, x, in_gain=None, product=F.linear) -> list:
+def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=True) -> list:
     """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
-    For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
+    For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing.
+    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one product.
+    False: see `Product`; for outputs whose gradients are made by other operators, and would be copied."""
     first = matrices[0]
     if has_one_row(x, first.weight):  # `linear` multiplies the gains into x, and each matrix may have its own
         return [m(x, in_gain, product) for m in matrices]
-    dtype = first.runtime.compute_dtype or first.weight.dtype
-    each = [(m.effective_weight(), m.bias, dtype, *m.factors(in_gain)) for m in matrices]
-    y = product(x.to(dtype), *recomputed(joined, first.weight, dtype, each))
-    parts = y.split([m.weight.shape[-2] for m in matrices], dim=-1)
+    kept = dtype = first.runtime.compute_dtype or first.weight.dtype
+    sizes = [m.weight.shape[-2] for m in matrices]
+    each = [(m.effective_weight(), m.bias, *m.factors(in_gain)) for m in matrices]
+    if not joins_gradients and all(gives_fp32_gradient(weight, dtype, *others) for weight, *others in each):
+        kept = first.weight.dtype
+    weight, bias = recomputed(joined, first.weight, dtype, each, kept)
+    if joins_gradients:
+        parts = product(x.to(dtype), weight, bias).split(sizes, dim=-1)
+    else:
+        parts = Product.apply(x.to(dtype), weight, bias, sizes)
     return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 
 

@@ -1,11 +1,13 @@
 """torch.compile: one graph without a break, the same loss and gradients as without it."""
 
+import copy
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.utils.checkpoint import checkpoint
 
 from layers import ops
@@ -26,7 +28,7 @@ from support.operators import (
     fresh_compiler,
     standing_for,
 )
-from support.tolerances import roundings
+from support.tolerances import as_near, roundings
 
 
 @pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.deep)))
@@ -115,7 +117,7 @@ def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance):
     flags = (
         dict(S4, sigma_reparam=True) if dtype is None else dict(norm="dyt", tie_weights=False, mlp="swiglu", **UNIFIED)
     )
-    model = GPT(GPTConfig(**SIZE | dict(flags, n_layer=1))).set_runtime(compute_dtype=dtype)
+    model = GPT(GPTConfig(**SIZE | dict(flags, n_layer=1))).set_runtime(compute_dtype=dtype, kernels=("qkv",))
     model.runtime.loss_chunks = 2
     assert_compiled_is_eager(model, "inductor", tolerance)
 
@@ -142,16 +144,35 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     torch._dynamo.reset()
 
 
+QKV = {"LLaMA": dict(lns="norm", bias=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS, "unified": UNIFIED}
+QKV |= {"none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
+
+
+@pytest.mark.parametrize("name", spread(tuple(QKV), fast=("LLaMA", "S5")))
+@fresh_compiler()
+def test_q_k_and_v_as_one_product_have_the_gradients_of_three(name):
+    """In float64 the same; in bf16 as near to float64 as those of three products."""
+    model, traced = build(QKV[name], n_layer=1).train().set_runtime(kernels=("qkv",)), AotEagerAndRecordGraphs()
+    exact = gradients(model, *batch())[1]
+    assert_compiled_is_eager(copy.deepcopy(model), traced, 1e-10)
+    assert str(traced.bw_graphs[0].graph).count(".sum_of_products") == 1
+    torch._dynamo.reset()
+    model.float().set_runtime(compute_dtype=torch.bfloat16)
+    separate, compiled = gradients(model, *batch())[1], torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert as_near(gradients(standing_for(model, compiled), *batch())[1], separate, exact, times=2)
+
+
 GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
 
+@pytest.mark.parametrize("kernels", ((), ("qkv",)), ids=str)
 @pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts")))
 @fresh_compiler()
-def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
+def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name, kernels):
     """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
     and of a block whose activations are recomputed."""
-    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16)
+    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16, kernels=kernels)
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
     x, rope = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None

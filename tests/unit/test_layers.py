@@ -25,7 +25,8 @@ FUSED = {
 
 @pytest.mark.parametrize("flags", FUSED.values(), ids=FUSED)
 def test_one_product_is_the_separate_ones(flags):
-    """Also for one token at a time, where the gains multiply the activations instead of the weights."""
+    """Also where the gradients of their outputs are not joined, and for one token at a time, where the gains multiply
+    the activations instead of the weights."""
     model = build(dict(flags, n_kv_head=2, mlp="swiglu", n_ff=24))  # q, k and v differ in size
     generator = torch.Generator().manual_seed(5)
     for branch, names in (("attn", "q k v"), ("mlp", "gate up")):
@@ -34,13 +35,14 @@ def test_one_product_is_the_separate_ones(flags):
         x = torch.randn(2, 7, 16, generator=generator, dtype=torch.float64, requires_grad=True)
         parameters = [x, *{id(p): p for m in (residual.pre, *matrices) for p in m.parameters()}.values()]
         found = []
-        for way in ("separate", "fused", "single"):
+        for way in ("separate", "fused", "not joined", "single"):
             u, gain = residual.pre(x), residual.pre.factor_for_weight()
             if way == "separate":
                 ys = [m(u, gain) for m in matrices]
                 noise = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in ys]
             else:
-                pieces = [fused_linear(matrices, part, gain) for part in (u.split(1, 1) if way == "single" else (u,))]
+                parts, joins = u.split(1, 1) if way == "single" else (u,), way != "not joined"
+                pieces = [fused_linear(matrices, part, gain, joins_gradients=joins) for part in parts]
                 ys = [torch.cat(tokens, 1) for tokens in zip(*pieces, strict=True)]
             total = sum((y * n).sum() for y, n in zip(ys, noise, strict=True))
             found.append([*ys, *torch.autograd.grad(total, parameters)])
@@ -173,19 +175,28 @@ def test_the_gradient_of_a_norm(centre):
         torch.autograd.gradgradcheck(norm, x)
 
 
-def test_a_product_whose_weight_gradient_is_not_rounded(monkeypatch):
-    """What compiled code on CUDA runs, with its one operator that a CPU lacks written out."""
-    monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
+@pytest.mark.parametrize("sizes", ([24], [12, 8, 4]), ids=str)
+def test_a_product_whose_weight_gradient_is_not_rounded(sizes, monkeypatch):
+    """What compiled code on CUDA runs, with its one operator that a CPU lacks written out. With a bf16 weight, and a
+    bias, their gradients are rounded once."""
+    multiply = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype=torch.bfloat16: multiply(a.to(out_dtype), b.to(out_dtype)))
     generator = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(2, 7, n, generator=generator).bfloat16() for n in (16, 24))
-    x, weight = x.requires_grad_(), torch.randn(24, 16, generator=generator).requires_grad_()
-    y = Product.apply(x, weight)
-    dx, dw = torch.autograd.grad(y, (x, weight), dy)
-    exact = [t.detach().double() for t in (x, weight.bfloat16(), dy)]
-    assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    assert error(y, exact[0] @ exact[1].T) < roundings(1, torch.bfloat16)
-    assert error(dx, exact[2] @ exact[1]) < roundings(1, torch.bfloat16)
-    assert error(dw, exact[2].flatten(0, 1).T @ exact[0].flatten(0, 1)) < roundings(8)  # bf16 would be 1e-3 off
+    x, rows = x.requires_grad_(), x.double().flatten(0, 1)
+    for dtype, bias in ((torch.float32, None), (torch.bfloat16, torch.zeros(24).bfloat16().requires_grad_())):
+        weight = torch.randn(24, 16, generator=generator).to(dtype).requires_grad_()
+        ys = Product.apply(x, weight, bias, sizes)
+        assert [y.shape for y in ys] == [(2, 7, n) for n in sizes]
+        leaves = [t for t in (x, weight, bias) if t is not None]
+        dx, dw, *db = torch.autograd.grad(ys, leaves, dy.split(sizes, -1))
+        assert (ys[0].dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.bfloat16, dtype)
+        exact, dy64 = weight.detach().bfloat16().double(), dy.double()
+        assert error(torch.cat(ys, -1), x.double() @ exact.T) < roundings(1, torch.bfloat16)
+        assert error(dx, dy64 @ exact) < roundings(len(sizes), torch.bfloat16)  # the sum so far is rounded each time
+        rounded_once = roundings(8) if dtype == torch.float32 else roundings(1, dtype)  # bf16 would be 1e-3 off
+        assert error(dw, dy64.flatten(0, 1).T @ rows) < rounded_once
+        assert all(error(d, dy64.sum((0, 1))) < roundings(1, torch.bfloat16) for d in db)
 
 
 def test_a_table_looked_up_and_multiplied_by_has_one_gradient():
