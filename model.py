@@ -291,16 +291,18 @@ class Attention(nn.Module):
         norm = dict(norm="rmsnorm", n_gain=c.head_dim * (c.gain != "none"), param=c.gain_param, eps=c.norm_eps)
         self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}, const=multiplier(c, which)) for which in "qk")
 
-    def project(self, u, in_gain):
+    def project(self, u, in_gain, rope):
         """[q, k, v], each (B, T, its channels). With the kernel "qkv" compiled code has one product."""
         matrices = self.q, self.k, self.v
-        if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling():
+        # rotated without a norm, q and k are kept for the backward pass, and v's view would keep all three once more
+        keeps_more = rope is not None and self.q_norm.norm == "none"
+        if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling() and not keeps_more:
             return fused_linear(matrices, u, in_gain, joins_gradients=False)
         return [m(u, in_gain) for m in matrices]
 
     def forward(self, u, in_gain=None, rope=None, cache=None, mask=None):
         B, T, _ = u.shape
-        q, k, v = (y.view(B, T, -1, self.head_dim) for y in self.project(u, in_gain))
+        q, k, v = (y.view(B, T, -1, self.head_dim) for y in self.project(u, in_gain, rope))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)

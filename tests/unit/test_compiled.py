@@ -144,7 +144,7 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     torch._dynamo.reset()
 
 
-QKV = {"LLaMA": dict(lns="norm", bias=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS, "unified": UNIFIED}
+QKV = {"LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS, "unified": UNIFIED}
 QKV |= {"none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
 
 
@@ -160,6 +160,14 @@ def test_q_k_and_v_as_one_product_have_the_gradients_of_three(name):
     model.float().set_runtime(compute_dtype=torch.bfloat16)
     separate, compiled = gradients(model, *batch())[1], torch.compile(model, backend="aot_eager", fullgraph=True)
     assert as_near(gradients(standing_for(model, compiled), *batch())[1], separate, exact, times=2)
+
+
+@fresh_compiler()
+def test_q_and_k_that_are_rotated_without_a_norm_keep_products_of_their_own():
+    """A joint product would keep more for the backward pass: q, k and v once more."""
+    model, traced = build(LLAMA, n_layer=1).train().set_runtime(kernels=("qkv",)), AotEagerAndRecordGraphs()
+    assert_compiled_is_eager(model, traced, 1e-10)
+    assert "sum_of_products" not in str(traced.bw_graphs[0].graph)
 
 
 GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
