@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from layers.roles import MATRICES
 from layers.sharding import local_shard, own_rows, shard_dim, shard_group
-from nanodnt.optim.kernels import average_gradients
+from nanodnt.optim.kernels import average_gradients, can_compile, count_step, plain_adamw, update_each
 from nanodnt.optim.registry import RATIOS, if_finite, one_if_finite, register
 
 
@@ -35,12 +35,18 @@ def step(work, grad_scale, found_inf):
     for group, params, grads, states in work:
         beta1, beta2 = group["betas"]
         m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "block_sq", "step"))
-        average_gradients(params, grads, m, beta1, grad_scale, found_inf)
+        count_step(steps, found_inf)
+        compiled = can_compile(group, params[0])
+        if compiled and not shard_group(params[0]):  # AdamW of matrices whose rows are blocks, with one v each
+            lists = [[t.view(len(x), -1) for t, x in zip(tensors, v, strict=True)] for tensors in (params, grads, m, v)]
+            numbers = {key: group[key] for key in ("lr", "weight_decay", "eps")} | dict(beta1=beta1, beta2=beta2)
+            update_each(plain_adamw, (*lists, steps), grad_scale, found_inf, compiled, **numbers)
+            continue
+        own, how = (list(map(local_shard, ts)) for ts in (params, grads, m)), dict(nesterov=False, compiled=compiled)
+        average_gradients(*own, None, grad_scale, found_inf, beta=beta1, **how)
         averages, counts = torch.cat(v), list(map(len, v))  # of all blocks of the group, one after the other
         averages.lerp_(if_finite(found_inf, mean_squares(group, params, grads, counts), averages), 1 - beta2)
         torch._foreach_copy_(v, averages.split(counts))
-        # a list, because a single tensor would make the host wait for it
-        torch._foreach_add_(steps, taken if found_inf is None else [taken] * len(steps))
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"] * taken
             torch._foreach_mul_(list(map(local_shard, params)), shrink)

@@ -40,7 +40,7 @@ def make_groups(model, config) -> list:
 
 def make_group(config, role: str, block_type: str, decays: bool) -> dict:
     """A group without parameters. `label`: its name in tables and metrics; `base_lr`: the peak LR before it is
-    multiplied by `lr_ratio`, that of its block type under blockwise_lr."""
+    multiplied by `lr_ratio`, that of its block type under blockwise_lr; `compiled`: see kernels.py."""
     if role == "balance":
         numbers = dict(base_lr=config.balance_rate, lr_ratio=1.0, weight_decay=0.0)
         return dict(params=[], label=role, role=role, rule=role, **numbers)
@@ -54,7 +54,7 @@ def make_group(config, role: str, block_type: str, decays: bool) -> dict:
         decay /= ratio or 1.0
     label = f"{role}_{block_type}" if own_group else role
     numbers = dict(base_lr=getattr(config, f"{prefix}learning_rate"), lr_ratio=ratio, weight_decay=decay)
-    return dict(params=[], label=label, role=role, rule=rule, **numbers)
+    return dict(params=[], label=label, role=role, rule=rule, compiled=bool(config.compile), **numbers)
 
 
 def scaled(group: dict, rate: float, eps: float) -> dict:

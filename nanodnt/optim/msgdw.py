@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from layers.sharding import local_shard, shard_group
-from nanodnt.optim.kernels import NO_DECAY, update_sgd
+from nanodnt.optim.kernels import can_compile, update_sgd
 from nanodnt.optim.registry import divide_gradients, register
 
 
@@ -28,9 +28,6 @@ def step(work, grad_scale, found_inf):
     for group, params, grads, states in work:
         shards, momenta = shard_group(params[0]), [local_shard(s["momentum_buffer"]) for s in states]
         params, grads = list(map(local_shard, params)), list(map(local_shard, grads))
-        if group["weight_decay"]:
-            shrink = 1 - group["lr"] * group["weight_decay"]
-            torch._foreach_mul_(params, shrink if found_inf is None else torch.where(found_inf, 1.0, shrink))
         scale = grad_scale
         if group["dampening"]:  # then the kernel gets copies
             divide_gradients(grads, grad_scale)
@@ -41,8 +38,8 @@ def step(work, grad_scale, found_inf):
                 dist.all_reduce(started, dist.ReduceOp.MAX, shards)
             shares = 1 - group["dampening"] * started
             grads = [g * share for g, share in zip(grads, shares, strict=True)]
-        numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
-        update_sgd(params, grads, momenta, scale, found_inf, **numbers, **NO_DECAY)
+        numbers = {key: group[key] for key in ("lr", "weight_decay", "momentum", "nesterov")}
+        update_sgd(params, grads, momenta, scale, found_inf, can_compile(group, params[0]), **numbers)
 
 
 DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)

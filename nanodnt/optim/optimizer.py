@@ -14,7 +14,7 @@ class Optimizer(torch.optim.Optimizer):
     found_inf = None  # (): whether they are not finite; bool, or a number that is not 0 then
 
     def __init__(self, groups):
-        super().__init__(groups, dict(lr=0.0, weight_decay=0.0))
+        super().__init__(groups, dict(lr=0.0, weight_decay=0.0, compiled=False))
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)

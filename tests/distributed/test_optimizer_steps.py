@@ -16,7 +16,7 @@ from nanodnt.optim.orthogonal import newton_schulz
 from nanodnt.run.checkpoints import Saver
 from nanodnt.run.parallel import shard_model
 from support.depth import spread
-from support.optimizers import lion_source, registered, settings
+from support.optimizers import compile_updates, lion_source, registered, settings
 from support.processes import assert_close, joined, processes, sharded_like
 from support.runs import different, load, tensors
 from support.tolerances import roundings
@@ -55,10 +55,13 @@ def six_steps(model, optimizer, dtype: str, singly: bool, zeros: bool = False):
 # ------------------------------------------------------------------------------------------------------ full tensors
 
 
-def muon_steps(rank, world, folder):
-    """Steps in bf16 and fp32, of matrices singly and in stacks. Leaves parameters and optimizer state in a file."""
+def muon_steps(rank, world, folder, compiled=False):
+    """Steps in bf16 and fp32, of matrices singly and in stacks, perhaps with compiled updates, as on a GPU. Leaves
+    parameters and optimizer state in a file."""
     found = {}
-    with joined(rank, world, folder / str(world)):
+    with joined(rank, world, folder / str(world)), pytest.MonkeyPatch.context() as patch:
+        if compiled:
+            compile_updates(patch)
         for layout, dtype, singly in product((SMALL, LARGER), ("bfloat16", "float32"), (True, False)):
             model = GPT(GPTConfig(**SIZE | layout))
             state = six_steps(model, make_optimizer(model, settings(optimizer="muon")), dtype, singly)
@@ -68,10 +71,11 @@ def muon_steps(rank, world, folder):
 
 @pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))  # seven are more than one block has matrices
 def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
-    muon_steps(0, 1, tmp_path)
+    compiled = world == 3  # which is deep
+    muon_steps(0, 1, tmp_path, compiled)
     one = load(tmp_path / "1.0")
     assert len(one) == 8
-    processes(world, muon_steps, tmp_path)
+    processes(world, muon_steps, tmp_path, compiled)
     for rank in range(world):
         found = load(tmp_path / f"{world}.{rank}")
         assert [case for case in one if different(found[case], one[case])] == [], rank

@@ -175,9 +175,9 @@ def tensors_of(model, optimizer) -> list:
     return [*model.parameters(), *state]
 
 
-def check_updates(name: str, device, dtype) -> None:
+def check_updates(name: str, device, dtype, compiled: bool = False) -> None:
     """The updates of three steps are those of float64, and a step with an infinite gradient changes nothing."""
-    setting = make_setting(device, "DNT (S5)", dtype, optimizer=name, n_layer=1)
+    setting = make_setting(device, "DNT (S5)", dtype, optimizer=name, n_layer=1, compile=compiled)
     exact, config = setting.new_model().double(), setting.config
     generator, shapes = torch.Generator().manual_seed(0), {n: p.shape for n, p in exact.named_parameters()}
     gradients = [{n: 1e-3 * torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in SCALES]
@@ -196,12 +196,12 @@ def check_updates(name: str, device, dtype) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "an infinite gradient changed something"
 
 
-UPDATES = list(pairs(OPTIMIZERS, ALLOWED))
+UPDATES = list(pairs(OPTIMIZERS, ALLOWED, (False, True)))
 
 
-@pytest.mark.parametrize("device, name, dtype", on_devices(UPDATES, cpu=UPDATES))
-def test_updates_are_those_of_float64(device, name, dtype):
-    check_updates(name, device, dtype)
+@pytest.mark.parametrize("device, name, dtype, compiled", on_devices(UPDATES, cpu=[u for u in UPDATES if not u[2]]))
+def test_updates_are_those_of_float64(device, name, dtype, compiled):
+    check_updates(name, device, dtype, compiled)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -3,6 +3,7 @@
 import math
 import re
 from contextlib import contextmanager
+from functools import cache, partial
 
 import pytest
 import torch
@@ -174,6 +175,12 @@ def break_kernels(monkeypatch, change, *args) -> None:
         monkeypatch.setattr(kernels, name, change(getattr(kernels, name), *args))
     monkeypatch.setattr(kernels, "TRUSTED", ())
     kernels.follows.cache_clear()
+
+
+def compile_updates(monkeypatch, backend="inductor") -> None:
+    """A CPU counts as a device whose updates are compiled."""
+    monkeypatch.setattr(kernels, "COMPILED", ("cpu",))
+    monkeypatch.setattr(kernels, "compile_update", cache(partial(torch.compile, backend=backend, dynamic=False)))
 
 
 def lion_source():

@@ -1,7 +1,9 @@
-"""Devices on which torch's fused kernels ignore what clips and skips, as MPS's do: they are found, and not used."""
+"""Devices on which torch's fused kernels ignore what clips and skips, as MPS's do: they are found, and not used.
+Updates that are compiled, as on CUDA GPUs."""
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from nanodnt.optim import kernels, make_optimizer, notes
 from support.optimizers import (
@@ -10,6 +12,7 @@ from support.optimizers import (
     VARIANTS,
     assert_parameters,
     break_kernels,
+    compile_updates,
     drive,
     driven,
     everything,
@@ -75,3 +78,18 @@ def test_plain_operators_and_kernels_agree(variant, monkeypatch):
     break_kernels(monkeypatch, ignore, "grad_scale", "found_inf")
     found, _ = driven(VARIANTS[variant], steps, 0.0, 1.7, **MIXED)
     assert_parameters(found, values(want), 16 * STEPS * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("variant", [name for name in ("muon", "adam_mini") if name in VARIANTS])
+def test_updates_are_compiled_once(variant, monkeypatch):
+    """LRs change in every step, and nothing is compiled after the first; with compile=False nothing at all."""
+    (first, *steps), found = gradients(tiny(**MIXED), STEPS), []
+    for changes in (dict(compile=False), dict()):
+        counters.clear()
+        compile_updates(monkeypatch, "aot_eager")
+        model, optimizer = driven(VARIANTS[variant] | changes, [first], 0.0, 1.7, **MIXED)
+        compiled = counters["stats"]["unique_graphs"]
+        drive(model, optimizer, steps, torch.tensor(0.0), torch.tensor(1.7))
+        assert counters["stats"]["unique_graphs"] == compiled and (compiled > 0) == (not changes)
+        found.append(model)
+    assert_parameters(found[1], values(found[0]), 16 * STEPS * torch.finfo(torch.float32).eps)

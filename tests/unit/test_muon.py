@@ -15,7 +15,7 @@ from nanodnt.optim.orthogonal import newton_schulz as mathematics
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
 from nanodnt.optim.orthogonal.update import assign_owners
 from support.depth import spread
-from support.optimizers import drive, gradients, settings, tiny, values, with_torch
+from support.optimizers import compile_updates, drive, gradients, settings, tiny, values, with_torch
 from support.tolerances import roundings
 
 NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
@@ -147,14 +147,17 @@ def test_work():
 # ---------------------------------------------------------------------------------------------------------- updates
 
 
-def take_steps(config, singly, dtype=None):
-    """Random steps with LRs that change: (model, optimizer, parameters before, {name: [(gradient, LR)]}). `singly`:
-    matrices one at a time with triangular products (large ones on most CPUs), or in stacks (on GPUs)."""
+def take_steps(config, how, dtype=None):
+    """Random steps with LRs that change: (model, optimizer, parameters before, {name: [(gradient, LR)]}). `how`:
+    matrices one at a time with triangular products (large ones on most CPUs), or in stacks (on GPUs), or in stacks with
+    compiled updates (there too)."""
     model = tiny(**LAYOUT).set_runtime(compute_dtype=dtype)
     optimizer, start = make_optimizer(model, config), values(model)
     grads = gradients(model, STEPS, small=())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mathematics, "one_at_a_time", lambda x: singly)
+        patch.setattr(mathematics, "one_at_a_time", lambda x: how == "singly")
+        if how == "compiled":
+            compile_updates(patch)
         rates = drive(model, optimizer, grads)
     return model, optimizer, start, {n: [(g[n], lr) for g, lr in zip(grads, rates[n], strict=True)] for n in start}
 
@@ -165,22 +168,22 @@ def size_of(adjust, rows, columns):
 
 
 OPTIONS = {"defaults": {}, "others": dict(momentum=0.8, muon_steps=3)}
-FAST = {("original", True, "defaults", False), ("match_rms_adamw", True, "defaults", True)}
-FAST |= {("original", False, "others", True), ("match_rms_adamw", False, "defaults", False)}
-ADJUST, BOTH = ("original", "match_rms_adamw"), (True, False)
+FAST = {("original", True, "defaults", "stacks"), ("match_rms_adamw", True, "defaults", "singly")}
+FAST |= {("original", False, "others", "singly"), ("match_rms_adamw", False, "defaults", "stacks")}
+ADJUST, BOTH, HOW = ("original", "match_rms_adamw"), (True, False), ("singly", "stacks", "compiled")
 
 
-@pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, OPTIONS, BOTH)), FAST), ids=str)
+@pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, OPTIONS, HOW)), FAST), ids=str)
 def test_it_is_torchs_muon_and_torchs_adamw(case):
     """Hidden matrices by torch.optim.Muon, the rest by torch.optim.AdamW, decay on matrices.
 
     Both iterations round to bf16, in another order where two steps are one. Their results then differ by about 2 % in
     Frobenius norm. The weights differ by no more than that, relative to the length of their path: by 1 % here, by 0 for
     square matrices."""
-    adjust, nesterov, options, singly = case
+    adjust, nesterov, options, how = case
     options = OPTIONS[options]
     config = muon(muon_adjust_lr=adjust, nesterov=nesterov, adamw_weight_decay=0.2, beta1=0.8, **options)
-    model, _, start, past = take_steps(config, singly, torch.bfloat16)
+    model, _, start, past = take_steps(config, how, torch.bfloat16)
     for name, role in model.roles().items():
         w, ours = start[name], model.get_parameter(name).detach().double()
         if role in BLOCK_ROLES:
@@ -198,14 +201,14 @@ def test_it_is_torchs_muon_and_torchs_adamw(case):
             )
 
 
-FAST = {("original", True, False), ("original", False, True), ("match_rms_adamw", False, True)}
+FAST = {("original", True, "stacks"), ("original", False, "singly"), ("match_rms_adamw", False, "singly")}
 
 
-@pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, BOTH)), FAST), ids=str)
+@pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, HOW)), FAST), ids=str)
 def test_in_fp32_it_is_the_recurrence_in_float64(case):
     """m ← μ m + (1 − μ) g."""
-    (adjust, nesterov, singly), mu = case, 0.95
-    model, optimizer, start, past = take_steps(muon(muon_adjust_lr=adjust, nesterov=nesterov), singly)
+    (adjust, nesterov, how), mu = case, 0.95
+    model, optimizer, start, past = take_steps(muon(muon_adjust_lr=adjust, nesterov=nesterov), how)
     for name in (name for name, role in model.roles().items() if role in BLOCK_ROLES):
         w, m, p = start[name], torch.zeros_like(start[name]), model.get_parameter(name)
         for g, lr in past[name]:

@@ -25,6 +25,7 @@ from support.optimizers import (
     assert_steps,
     blocks_of,
     break_kernels,
+    compile_updates,
     drive,
     driven,
     everything,
@@ -41,11 +42,14 @@ from support.tolerances import roundings
 both_kernels = pytest.mark.usefixtures("kernel")
 
 
-@pytest.fixture(params=["torch's", "plain"])
+@pytest.fixture(params=["torch's", "plain", pytest.param("compiled", marks=pytest.mark.deep)])
 def kernel(request, monkeypatch):
-    """torch's kernels; and the same that ignore grad_scale and found_inf, so that plain operators are used."""
+    """torch's kernels; the same that ignore grad_scale and found_inf, so that plain operators are used; these compiled,
+    as on a GPU."""
     if request.param == "plain":
         break_kernels(monkeypatch, ignore, "grad_scale", "found_inf")
+    if request.param == "compiled":
+        compile_updates(monkeypatch)
     yield
     kernels.follows.cache_clear()
 

@@ -1,4 +1,4 @@
-"""One step of Muon: average the gradients, then orthogonalise and apply the directions, one shape after another. With
+"""One step of Muon: average the gradients, orthogonalise and apply the directions, one shape after another. With
 several processes each matrix has an owner, the rank that orthogonalises it."""
 
 import math
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
-from nanodnt.optim.kernels import average_gradients, update_sgd
+from nanodnt.optim.kernels import average_gradients, can_compile, update_sgd
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
 
 
@@ -24,24 +24,23 @@ class Matrix(NamedTuple):
 
 def update_matrices(work, grad_scale, found_inf) -> None:
     """Muon's `step`, see registry.py."""
-    for group, params, grads, states in work:
-        momenta = [s["momentum_buffer"] for s in states]
-        average_gradients(params, grads, momenta, group["momentum"], grad_scale, found_inf)
     shards = shard_group(work[0][1][0])
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     world_size = dist.get_world_size(shards) if shards or together else 1
     arriving = None  # DDP: the updates of one shape are under way while those of the next are computed
     for group, matrices in by_shape(work, world_size):
         if shards:
-            apply_updates(group, matrices, sharded_updates(group, matrices, shards), found_inf)
+            updates = sharded_updates(group, matrices, shards, grad_scale, found_inf)
+            apply_updates(group, matrices, updates, found_inf)
         elif together:
-            started = group, matrices, start_updates(group, matrices)
+            started = group, matrices, start_updates(group, matrices, grad_scale, found_inf)
             if arriving:
                 apply_updates(*arriving[:2], arriving[2](), found_inf)
             arriving = started
         else:  # stack by stack, to bound the memory
             for part in split_into_stacks(matrices, matrices[0].p):
-                apply_updates(group, part, orthogonalize(directions(group, part), group["ns_steps"]), found_inf)
+                u = directions(group, part, grad_scale, found_inf)
+                apply_updates(group, part, orthogonalize(u, group["ns_steps"]), found_inf)
     if arriving:
         apply_updates(*arriving[:2], arriving[2](), found_inf)
 
@@ -70,24 +69,32 @@ def each_matrix(*lists) -> list:
     return found
 
 
-def directions(group, matrices: list) -> torch.Tensor:
-    """u of each matrix, or this process's rows of it, as one stack in the dtype of the iteration."""
-    momenta = [x.momentum for x in matrices]
-    u = torch._foreach_lerp([x.grad for x in matrices], momenta, group["momentum"]) if group["nesterov"] else momenta
-    return stack_as(getattr(torch, group["ns_dtype"]), u)
+def directions(group, matrices: list, grad_scale, found_inf, wanted: bool = True):
+    """Average the gradients. Returns u of each matrix, or this process's rows of it, as one stack in the dtype of the
+    iteration; if not `wanted`, of none."""
+    params, grads, momenta = map(list, zip(*((local_shard(x.p), x.grad, x.momentum) for x in matrices), strict=True))
+    shape, dtype = (len(grads) if wanted else 0, *grads[0].shape), getattr(torch, group["ns_dtype"])
+    stack = grads[0].new_empty(shape, dtype=dtype)
+    how = dict(beta=group["momentum"], nesterov=group["nesterov"], compiled=can_compile(group, params[0]))
+    average_gradients(params, grads, momenta, list(stack), grad_scale, found_inf, **how)
+    return stack
 
 
-def start_updates(group, matrices: list):
+def start_updates(group, matrices: list, grad_scale, found_inf):
     """DDP: gradients and momenta are the same everywhere, owners send their updates to all. Returns what waits."""
     p, owned = matrices[0].p, [x for x in matrices if x.owner == dist.get_rank()]
-    updates = [orthogonalize(directions(group, part), group["ns_steps"]) for part in split_into_stacks(owned, p)]
+    if others := [x for x in matrices if x.owner != dist.get_rank()]:
+        directions(group, others, grad_scale, found_inf, wanted=False)
+    parts = (directions(group, part, grad_scale, found_inf) for part in split_into_stacks(owned, p))
+    updates = [orthogonalize(u, group["ns_steps"]) for u in parts]
     return start_exchange([x.owner for x in matrices], updates, p, getattr(torch, group["ns_dtype"]))
 
 
-def sharded_updates(group, matrices: list, shards):
+def sharded_updates(group, matrices: list, shards, grad_scale, found_inf):
     """FSDP2: owners get the rows of their matrices, and send rows of the updates back. A row of a stack of experts is a
     whole matrix, and stays where it is."""
-    u, p, owners = directions(group, matrices), matrices[0].p, [x.owner for x in matrices]
+    u, p = directions(group, matrices, grad_scale, found_inf), matrices[0].p
+    owners = [x.owner for x in matrices]
     if p.ndim == 2:
         u = rows_to_owners(owners, u, p.shape, shards)
     updates = [orthogonalize(part, group["ns_steps"]) for part in split_into_stacks(u, p)]
@@ -97,16 +104,16 @@ def sharded_updates(group, matrices: list, shards):
 
 def apply_updates(group, matrices: list, updates, found_inf) -> None:
     """w ← w (1 − ηλ) − η s update, for this process's rows of every matrix. With found_inf they may hold anything."""
-    (rows, columns), dtype = matrices[0].p.shape[-2:], matrices[0].p.dtype
+    (rows, columns), compiled = matrices[0].p.shape[-2:], can_compile(group, matrices[0].p)
     size = 0.2 * max(rows, columns) ** 0.5
     if group["adjust_lr"] == "original":
         size = max(1, rows / columns) ** 0.5
-    # torch's SGD without momentum: w − ηs (update + (λ/s) w)
-    numbers = dict(lr=group["lr"] * size, weight_decay=group["weight_decay"] / size)
-    numbers |= dict(momentum=0.0, dampening=0.0, nesterov=False)
+    numbers = dict(lr=group["lr"] * size, weight_decay=group["weight_decay"] / size, momentum=0.0, nesterov=False)
     for part in split_into_stacks(list(zip(matrices, updates, strict=True)), matrices[0].p):
-        params, steps = [local_shard(x.p) for x, _ in part], stack_as(dtype, [update for _, update in part])
-        update_sgd(params, list(steps), [None] * len(params), None, found_inf, **numbers)
+        params, steps = [local_shard(x.p) for x, _ in part], [update for _, update in part]
+        if not compiled:
+            steps = list(stack_as(params[0].dtype, steps))
+        update_sgd(params, steps, [None] * len(params), None, found_inf, compiled, **numbers)
 
 
 # Messages. All matrices of one exchange have one shape; `owners`: for each the rank of the process that has the work.
