@@ -39,18 +39,28 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
     return micro, sequences // micro
 
 
-def prepare_model(model, config, env):
-    """`model` on its device, computing as configured."""
+def choose_stream_dtype(setting: str, env) -> torch.dtype | None:
+    """The dtype of the residual stream, None for fp32. auto: bf16 on a GPU, where products are in bf16 too. A network
+    on the meta device is planned for a GPU."""
+    on_gpu = env.device.type in ("cuda", "meta")
+    if setting == "bfloat16" or (setting == "auto" and on_gpu and env.dtype == torch.bfloat16):
+        return torch.bfloat16
+    return None
+
+
+def prepare_model(model, config, env, device: torch.device | None = None):
+    """`model` on this device (None: that of `env`), computing as configured for the device of `env`."""
+    device = device or env.device
     follow = multiplier(model.config, "branch") or 1.0  # by which the gradients of the routers' weights shrink
-    return model.to(env.device).set_runtime(
+    return model.to(device).set_runtime(
         compute_dtype=env.dtype,
-        stream_dtype=torch.bfloat16 if config.stream_dtype == "bfloat16" else None,
+        stream_dtype=choose_stream_dtype(config.stream_dtype, env),
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,
         balance_coef=config.balance_coef * follow,
         z_coef=config.z_coef * follow,
-        loss_scale=torch.ones((), device=env.device),
+        loss_scale=torch.ones((), device=device),
     )
 
 

@@ -129,8 +129,9 @@ class TrainConfig:
     fsdp_shard_size: int = 0  # fsdp: processes that share one copy of the model, as those of a machine (HSDP); 0 = all
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix products; weights are fp32.
     #   float32 is TF32 on GPUs that have it, unless NVIDIA_TF32_OVERRIDE=0 is in the environment
-    stream_dtype: Literal["float32", "bfloat16"] = "float32"  # of the residual stream between sub-layers, whose sums
-    #   are fp32 either way; bfloat16 halves its memory traffic on a GPU, but rounds each sum
+    stream_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the residual stream between sub-layers, whose
+    #   sums are fp32 either way. bfloat16 halves its memory traffic, but rounds each sum; auto: on a GPU with
+    #   dtype=bfloat16. docs/results/speed.md compares the losses
     compile: Literal["auto", True, False, "blocks"] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of
     #   minutes. One graph of the whole model; of each block by itself under FSDP, with blocks, and where auto meets 36
     #   layers or more or, under DDP, a step in which that loses less

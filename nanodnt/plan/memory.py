@@ -266,7 +266,7 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
 def make_empty(model_config: GPTConfig, config, env) -> tuple:
     """(model, optimizer) of a run in `env`, on the meta device."""
     model = task_of(model_config).network().empty(model_config)
-    prepare_model(model, config, replace(env, device=torch.device("meta")))
+    prepare_model(model, config, env, torch.device("meta"))
     return model, make_optimizer(model, config)
 
 

@@ -144,8 +144,8 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     torch._dynamo.reset()
 
 
-QKV = {"LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS, "unified": UNIFIED}
-QKV |= {"none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
+QKV = {"LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS}
+QKV |= {"unified": UNIFIED, "none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
 
 
 @pytest.mark.parametrize("name", spread(tuple(QKV), fast=("LLaMA", "S5")))

@@ -8,7 +8,7 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from layers import ops
-from nanodnt.engine import prepare_model
+from nanodnt.engine import choose_stream_dtype, prepare_model
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.depth import spread
@@ -61,9 +61,26 @@ def test_sums_on_a_bf16_stream_are_fp32():
 
 def test_the_flag_sets_it():
     env = Env(0, 1, torch.device("cpu"), torch.float32, False)
-    for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None)):
+    for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None), ("auto", None)):
         model = prepare_model(with_stream(S5, BF16), TrainConfig(stream_dtype=value), env)
         assert model.runtime.stream_dtype == model.blocks[1].mlp.runtime.stream_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "setting, device, dtype, chosen",
+    [
+        ("auto", "cuda", BF16, BF16),
+        ("auto", "meta", BF16, BF16),
+        ("auto", "cuda", torch.float16, None),
+        ("auto", "cuda", torch.float32, None),
+        ("auto", "cpu", BF16, None),
+        ("auto", "mps", torch.float32, None),
+        ("float32", "cuda", BF16, None),
+        ("bfloat16", "cpu", torch.float32, BF16),
+    ],
+)
+def test_on_a_gpu_it_follows_the_products(setting, device, dtype, chosen):
+    assert choose_stream_dtype(setting, Env(0, 1, torch.device(device), dtype, False)) is chosen
 
 
 @pytest.mark.deep
