@@ -13,6 +13,7 @@ from layers.scaling import multiplier
 from layers.sharding import full_tensor
 from model import Transformer
 from nanodnt.optim import Optimizer, lr_at
+from nanodnt.run.kernels import choose_kernels
 
 
 class StepResult(NamedTuple):
@@ -55,6 +56,7 @@ def prepare_model(model, config, env, device: torch.device | None = None):
     return model.to(device).set_runtime(
         compute_dtype=env.dtype,
         stream_dtype=choose_stream_dtype(config.stream_dtype, env),
+        kernels=choose_kernels(config.kernels, env)[0],
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,

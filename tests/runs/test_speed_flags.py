@@ -61,9 +61,9 @@ def base(dataset, tmp_path_factory):
 def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatch):
     asked, fused = set(), model_module.linear_cross_entropy
 
-    def note(x, weight, targets, dtype, vocab_size, chunks):
+    def note(x, weight, targets, dtype, vocab_size, chunks, kernels):
         asked.add(chunks)
-        return fused(x, weight, targets, dtype, vocab_size, chunks)
+        return fused(x, weight, targets, dtype, vocab_size, chunks, kernels)
 
     monkeypatch.setattr(model_module, "linear_cross_entropy", note)
     assert run(out_dir=tmp_path, loss_chunks=3, **base[0]) == 0
@@ -156,5 +156,6 @@ def test_compile_auto_does_not_on_a_gpu(monkeypatch):
     break_compiler(monkeypatch, early=True)
     model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=32, vocab_size=50))
     env = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
-    with pytest.raises(ValueError, match=r"no compiler here\): it needs gcc and Python.h"):
-        compilation.compile_model(model, TrainConfig(compile="auto"), model.example(1), env)
+    for kernels, advice in (("auto", "try --kernels=off first; else it"), ("off", "it")):
+        with pytest.raises(ValueError, match=rf"no compiler here\): {advice} needs gcc and Python.h"):
+            compilation.compile_model(model, TrainConfig(kernels=kernels), model.example(1), env)
