@@ -15,8 +15,8 @@ FROM_INDEX := --force-reinstall --index-url $(TORCH_INDEX)
 endif
 endif
 
-.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep house test-gpu gpu-report lint
-.PHONY: clean
+.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep house test-gpu lint clean
+.PHONY: gpu-check gpu-profile gpu-papers cpu-check
 
 install: .venv/.installed
 install-extra: .venv/.installed-extra
@@ -88,9 +88,10 @@ house: install-dev
 test-gpu: install-dev
 	@$(BIN)/python -m pytest -m gpu
 
-# Is a GPU right, and how fast is it: 25 minutes.
-gpu-report: install-dev
-	@nanodnt/bench/gpu_report.sh out/gpu
+# A GPU's arithmetic and speed, its time by kernel, tables of the papers; a CPU beside nanoGPT: docs/results/speed.md.
+# With the Python of .venv, or where there is none with PYTHON, which needs torch.
+gpu-check gpu-profile gpu-papers cpu-check:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m nanodnt.bench $@ out/$@
 
 lint: install-dev
 	$(BIN)/ruff check .
