@@ -62,11 +62,10 @@ def read_variants(argv: list) -> dict:
 def choose_mode(bench: BenchConfig) -> str:
     """The flag that says what to do; "step" if there is none. ValueError if there are several."""
     modes = {"vary": bench.vary, "against": bench.against != "none", "profile": bench.profile}
+    modes["only"] = bench.only != "ours" and not bench.profile
     given = [flag for flag, value in modes.items() if value]
     if len(given) > 1:
         raise ValueError(f"--{' and --'.join(given)} are different benchmarks: choose one")
-    if bench.only != "ours" and given not in ([], ["profile"]):
-        raise ValueError(f"--only={bench.only} is one step alone: leave out --{given[0]}")
     return given[0] if given else "step"
 
 

@@ -53,7 +53,7 @@ def profile_steps(setting: Setting) -> dict:
     cuda = setting.env.device.type == "cuda"
     kind, of_kernels = ("cuda", "self_device_time_total") if cuda else ("cpu", "self_cpu_time_total")
     variant = build(partial(make_variant, "ours", setting), setting, None)
-    activities = {torch.profiler.ProfilerActivity[name] for name in ("CPU", kind.upper())}
+    activities = {getattr(torch.profiler.ProfilerActivity, name) for name in ("CPU", kind.upper())}
     with torch.profiler.profile(activities=activities) as profiler:
         step_s = sum(seconds_of(variant.run, STEPS, setting.env.device)) / STEPS
     path = Path(setting.config.out_dir) / "bench" / "trace.json"
