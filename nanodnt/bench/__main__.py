@@ -37,14 +37,8 @@ NORMS = "bench.py config/dyt/7b.py --vary=norms --batch_size=1 --micro_batch_siz
 NORMS += " --vocab_size=32000 --dtype=bfloat16 --stream_dtype=bfloat16 --compile=blocks --repeats=4"
 SMALL = "bench.py config/shakespeare_char.py config/dnt/s1.py --norm=layernorm --n_layer=4 --n_head=4"
 SMALL += " --n_embd=128 --block_size=64 --batch_size=12 --dropout=0.0 --vocab_size=65 --compile=True"
+SMALL += " --steps=30"
 LARGE = "bench.py config/gpt2_small.py --micro_batch_size=1 --compile=True --repeats=3 --steps=1"
-BESIDE_NANOGPT = {
-    "small_nanogpt": (150, f"{SMALL} --steps=30 --only=nanogpt"),
-    "small_ours": (150, f"{SMALL} --steps=30"),
-    "124m_nanogpt": (400, f"{LARGE} --only=nanogpt"),
-    "124m_nanogpt-bf16": (400, f"{LARGE} --only=nanogpt-bf16"),
-    "124m_ours": (400, LARGE),
-}
 MINUTES = {"gpu-check": 9, "gpu-profile": 4, "gpu-papers": 8, "cpu-check": 60}
 SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it is ended; arguments)}
     "gpu-check": {
@@ -68,7 +62,12 @@ SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it 
         "dnt_table_2_msgdw": (60, f"{PEAK} --optimizer=msgdw"),
         "dyt_table_7": (360, f"{NORMS} --steps=10"),
     },
-    "cpu-check": {f"{n}_{i}": part for i in range(1, 6) for n, part in BESIDE_NANOGPT.items()},
+    "cpu-check": {
+        f"{size}_{only}_{i}": (seconds, f"{command} --only={only}")
+        for i in range(1, 6)
+        for size, seconds, command in (("small", 150, SMALL), ("124m", 400, LARGE))
+        for only in ("nanogpt", "nanogpt-bf16", "ours")
+    },
 }
 TINY = "--n_layer=1 --n_head=2 --n_embd=32 --n_ff=64 --block_size=16 --vocab_size=64 --batch_size=4"
 TINY += " --micro_batch_size=2 --device=cpu --dtype=float32 --compile=False --repeats=1 --steps=1"
@@ -104,7 +103,7 @@ def run_script(name: str, folder: Path, tiny: bool) -> dict:
     """Run the parts of a script. Returns {part: its command, seconds, "failed": why or "", figures}."""
     parts, end = {}, time.monotonic() + 60 * MINUTES[name]
     for label, (seconds, command) in SCRIPTS[name].items():
-        log, figures = (folder / f"{label}.{ending}" for ending in ("txt", "json"))
+        log, figures = folder / f"{label}.txt", folder / f"{label}.json"
         figures.unlink(missing_ok=True)  # of an earlier run
         arguments = list_arguments(command, figures, tiny)
         print(f"\n{time.strftime('%X')} {label}: python {shlex.join(arguments)}", flush=True)
@@ -121,18 +120,16 @@ def run_script(name: str, folder: Path, tiny: bool) -> dict:
     return parts
 
 
-def list_medians(parts: dict) -> list[str]:
-    """A line for each size and step of BESIDE_NANOGPT: the median speed of its processes."""
-    speeds, lines = {}, []
+def print_medians(parts: dict) -> None:
+    """Print the median speed of the processes of each size and step."""
+    speeds, medians = {}, {}
     for label, part in parts.items():
-        if "variants" in part:
-            speed = part["variants"][0]["tokens_per_s"]
-            speeds.setdefault(label.rpartition("_")[0], []).append(speed)
+        for row in part.get("variants", ()):
+            speeds.setdefault(label.rpartition("_")[0], []).append(row["tokens_per_s"])
     for name, found in speeds.items():
-        reference = speeds.get(f"{name.partition('_')[0]}_nanogpt", [math.nan])
-        median, ratio = statistics.median(found), statistics.median(found) / statistics.median(reference)
-        lines.append(f"{name}: {median:,.0f} tokens/s, {ratio:.2f} × nanogpt, median of {len(found)}")
-    return lines
+        medians[name] = statistics.median(found)
+        ratio = medians[name] / medians.get(f"{name.partition('_')[0]}_nanogpt", math.nan)
+        print(f"{name}: {medians[name]:,.0f} tokens/s, median of {len(found)}, {ratio:.2f} × nanogpt")
 
 
 def main(argv: list[str]) -> None:
@@ -147,7 +144,7 @@ def main(argv: list[str]) -> None:
     make_folder(folder, "FOLDER")
     parts = run_script(name, folder, tiny)
     if name == "cpu-check":
-        print("\n".join(list_medians(parts)))
+        print_medians(parts)
     failed = [f"{label} ({part['failed']})" for label, part in parts.items() if part["failed"]]
     print(f"in {folder}" + ("; failed: " + ", ".join(failed) if failed else ""))
     if failed:
