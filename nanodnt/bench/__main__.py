@@ -43,24 +43,24 @@ MINUTES = {"gpu-check": 9, "gpu-profile": 4, "gpu-papers": 8, "cpu-check": 60}
 SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it is ended; arguments)}
     "gpu-check": {
         "tests": (150, f"-m pytest -m gpu tests/gpu tests/unit -k 'compiled or kernel'{WORKERS}"),
-        "gpt2": (150, f"{GPT2} --batch_size=32 --against=nanogpt"),
-        "dnt": (110, f"{DNT} --batch_size=32"),
-        "gpt2_64": (100, "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"),
-        "xl": (150, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
-        "accumulation": (100, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
-        "optimizers": (170, f"{DNT} --batch_size=512 --vary=optimizers --repeats=3"),
+        "gpt2": (140, f"{GPT2} --batch_size=32 --against=nanogpt"),
+        "dnt": (100, f"{DNT} --batch_size=32"),
+        "gpt2_64": (90, "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"),
+        "xl": (120, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
+        "optimizers": (120, f"{DNT} --batch_size=512 --vary=optimizers --repeats=3"),
+        "accumulation": (70, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
     },
     "gpu-profile": {
-        "profile_gpt2": (90, f"{GPT2} --batch_size=32 --profile"),
+        "profile_gpt2": (80, f"{GPT2} --batch_size=32 --profile"),
         "kernels": (120, f"{GPT2} --batch_size=32 --vary=kernels=off,auto,all --repeats=3"),
         "profile_nanogpt": (60, f"{GPT2} --batch_size=32 --profile --only=nanogpt"),
-        "stream": (80, f"{GPT2} --batch_size=32 --vary=stream_dtype=float32,bfloat16 --repeats=3"),
-        "profile_dnt": (80, f"{DNT} --batch_size=32 --profile"),
+        "stream": (70, f"{GPT2} --batch_size=32 --vary=stream_dtype=float32,bfloat16 --repeats=3"),
+        "profile_dnt": (70, f"{DNT} --batch_size=32 --profile"),
     },
     "gpu-papers": {
-        "dnt_table_2_adamw": (60, f"{PEAK} --optimizer=adamw"),
-        "dnt_table_2_msgdw": (60, f"{PEAK} --optimizer=msgdw"),
-        "dyt_table_7": (360, f"{NORMS} --steps=10"),
+        "dnt_table_2_adamw": (50, f"{PEAK} --optimizer=adamw"),
+        "dnt_table_2_msgdw": (50, f"{PEAK} --optimizer=msgdw"),
+        "dyt_table_7": (380, f"{NORMS} --steps=10"),
     },
     "cpu-check": {
         f"{size}_{only}_{i}": (seconds, f"{command} --only={only}")

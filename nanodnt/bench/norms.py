@@ -11,7 +11,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import format_ms, make_table
 from nanodnt.bench.vary import PLAIN
 from nanodnt.engine import prepare_model
-from nanodnt.run.compilation import choose_blocks, compile_parts
+from nanodnt.run.compilation import compile_parts
 
 NORMS = ("rmsnorm", "layernorm", "dyt", "none")  # the first is the reference; none is the identity
 COLUMNS = {
@@ -68,7 +68,7 @@ def norm_calls(norm: str, model, mode: str, setting: Setting) -> dict:
     call_layer, call_model = layer, model
     if mode == "compiled":
         call_layer = torch.compile(layer, dynamic=False)
-        blocks, _ = choose_blocks(setting.config.compile, setting.model_config.n_layer, setting.env)
+        blocks = setting.config.compile == "blocks"
         call_model = compile_parts(model) if blocks else torch.compile(model, dynamic=False)
     stream = torch.randn(setting.micro, setting.model_config.block_size, d, device=device)
     stream = stream.to(model.runtime.stream_dtype or torch.float32).requires_grad_()
