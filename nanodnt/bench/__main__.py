@@ -42,7 +42,7 @@ LARGE = "bench.py config/gpt2_small.py --micro_batch_size=1 --compile=True --rep
 MINUTES = {"gpu-check": 9, "gpu-profile": 4, "gpu-papers": 8, "cpu-check": 60}
 SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it is ended; arguments)}
     "gpu-check": {
-        "tests": (150, f"-m pytest -m gpu tests/gpu tests/unit -k 'compiled or kernel'{WORKERS}"),
+        "tests": (150, f"-m pytest -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}"),
         "gpt2": (140, f"{GPT2} --batch_size=32 --against=nanogpt"),
         "dnt": (100, f"{DNT} --batch_size=32"),
         "gpt2_64": (90, "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"),
