@@ -16,7 +16,7 @@ endif
 endif
 
 .PHONY: install install-extra install-dev install-eval install-triton quickstart gallery test test-deep house
-.PHONY: test-gpu gpu-report lint clean
+.PHONY: test-gpu gpu-check gpu-profile gpu-papers cpu-check lint clean
 
 install: .venv/.installed
 install-extra: .venv/.installed-extra
@@ -93,9 +93,10 @@ house: install-dev
 test-gpu: install-dev
 	@$(BIN)/python -m pytest -m gpu
 
-# Is a GPU right, and how fast is it: 25 minutes.
-gpu-report: install-dev
-	@nanodnt/bench/gpu_report.sh out/gpu
+# A GPU's arithmetic and speed, its time by kernel, tables of the papers; a CPU beside nanoGPT: docs/results/speed.md.
+# With the Python of .venv, or where there is none with PYTHON, which needs torch.
+gpu-check gpu-profile gpu-papers cpu-check:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m nanodnt.bench $@ out/$@
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -5,10 +5,11 @@ python bench.py config/dnt_small.py --against=nanogpt                          #
 python bench.py config/gpt2_small.py --vary=config/dnt/s1.py,config/dnt/s5.py  # any files, the first is the reference
 python bench.py config/dnt_small.py --vary=micro_batch_size=8,16,32            # any flag
 python bench.py config/dnt_small.py --vary=layouts                             # a set: optimizers, micro_batch, …
-python bench.py config/dnt_small.py --profile                                  # a trace, and the costliest kernels
+python bench.py config/dnt_small.py --profile                                  # a trace, and time by kind of kernel
+python bench.py config/gpt2_small.py --profile --only=nanogpt                  # of nanoGPT's step
 
 Variants take turns in one process, so a machine that slows down slows all of them alike: trust the ratios.
-Whether the arithmetic is right on a GPU: make test-gpu. All checks and measurements of a GPU: make gpu-report.
+Is the arithmetic right on a GPU: make test-gpu. Checks and measurements of one GPU in 9 minutes: make gpu-check.
 """
 
 import json
@@ -22,12 +23,13 @@ import torch
 
 from configurator import configure
 from model import GPTConfig
-from nanodnt.bench.compare import compare_variants, profile_steps
+from nanodnt.bench.compare import compare_variants
 from nanodnt.bench.measure import check_load
 from nanodnt.bench.norms import time_norms
+from nanodnt.bench.profiling import profile_steps
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.bench.tables import header
-from nanodnt.bench.variants import our_variant, variants_beside_nanogpt
+from nanodnt.bench.variants import make_variant, our_variant, variants_beside_nanogpt
 from nanodnt.bench.vary import SETS, SIZES
 from nanodnt.files import write_file
 from nanodnt.run.directory import run_record
@@ -60,6 +62,7 @@ def read_variants(argv: list) -> dict:
 def choose_mode(bench: BenchConfig) -> str:
     """The flag that says what to do; "step" if there is none. ValueError if there are several."""
     modes = {"vary": bench.vary, "against": bench.against != "none", "profile": bench.profile}
+    modes["only"] = bench.only != "ours" and not bench.profile
     given = [flag for flag, value in modes.items() if value]
     if len(given) > 1:
         raise ValueError(f"--{' and --'.join(given)} are different benchmarks: choose one")
@@ -81,7 +84,7 @@ def measure(mode: str, settings: dict) -> dict:
         makes = {n: partial(our_variant, n, setting, **changes) for n, changes in list_changes(setting).items()}
     else:
         turns = "alone" if vary.partition("=")[0] in SIZES else "together"
-        makes = {name: partial(our_variant, name, one) for name, one in settings.items()}
+        makes = {name: partial(make_variant, name, one) for name, one in settings.items()}
     return compare_variants(makes, setting, turns)
 
 

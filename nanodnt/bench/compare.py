@@ -1,18 +1,11 @@
-"""Variants of a step, timed side by side; and the kernels of one."""
-
-from functools import partial
-from pathlib import Path
+"""Variants of a step, timed side by side."""
 
 import torch
 
 from nanodnt.bench import measure
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import describe_variants, dtype_name, figures, format_gb
-from nanodnt.bench.variants import our_variant
-from nanodnt.files import make_folder
 from nanodnt.plan.memory import count_step
-
-PROFILED_STEPS, PRINTED_KERNELS = 3, 25
 
 
 def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
@@ -92,24 +85,3 @@ def memory_room(device: torch.device) -> float | None:
         return torch.cuda.get_device_properties(device).total_memory
     free = measure.read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
     return None if free is None else 0.9 * (free + measure.held_bytes(device))
-
-
-def profile_steps(setting: Setting) -> dict:
-    """Write a trace for chrome://tracing or Perfetto, and print the kernels that cost the most."""
-    device, kind = setting.env.device, "cuda" if setting.env.device.type == "cuda" else "cpu"
-    variant = measure.build(partial(our_variant, "ours", setting), setting, None)
-    activities = {torch.profiler.ProfilerActivity.CPU, getattr(torch.profiler.ProfilerActivity, kind.upper())}
-    with torch.profiler.profile(activities=activities) as profiler:
-        elapsed = sum(measure.seconds_of(variant.run, PROFILED_STEPS, device))
-    path = Path(setting.config.out_dir) / "bench" / "trace.json"
-    make_folder(path.parent, "--out_dir")
-    profiler.export_chrome_trace(str(path))
-    events, idle = profiler.key_averages(), None
-    kernels_table = events.table(f"self_{kind}_time_total", PRINTED_KERNELS, max_name_column_width=70)
-    setting.env.print(f"{PROFILED_STEPS} steps\n{kernels_table}")
-    if kind == "cuda":  # kernels of one stream do not overlap; the calls that started them would count twice
-        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
-        idle = 1 - sum(e.self_device_time_total for e in kernels) / 1e6 / elapsed
-        setting.env.print(f"GPU idle {idle:.1%} of the time, under the profiler")
-    setting.env.print(f"written: {path}")
-    return dict(gpu_idle=idle, trace=str(path), steps=PROFILED_STEPS)

@@ -27,8 +27,17 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def seconds_of(run, n: int, device: torch.device) -> list:
-    """Seconds of each of n calls. On CUDA the host waits before the first and after the last; events time them."""
+def read_sensors(device: torch.device) -> list[tuple[float, float]]:
+    """[(SM clock in MHz, power in W)] of a GPU now; [] where NVML cannot be read."""
+    try:
+        return [(torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3)]
+    except Exception:  # any error of the driver's library, which may be missing
+        return []
+
+
+def seconds_of(run, n: int, device: torch.device, readings: list | None = None) -> list:
+    """Seconds of each of n calls. On CUDA the host waits before the first and after the last; events time them.
+    `readings` gets results of `read_sensors` there."""
     wait_for(device)
     if device.type == "cuda":
         events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
@@ -36,6 +45,11 @@ def seconds_of(run, n: int, device: torch.device) -> list:
         for event in events[1:]:
             run()
             event.record()
+        while readings is not None:  # the host has launched everything, so reading delays no step
+            readings += read_sensors(device)
+            if events[-1].query():
+                break
+            time.sleep(0.02)
         wait_for(device)
         return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
     times = [clock()]
@@ -144,23 +158,30 @@ def build(make, setting: Setting, start: int | None) -> Variant:
     return variant
 
 
-def take_turns(runs: dict, setting: Setting) -> dict:
-    """{name: seconds of each timed call, one list per round}. In a round all take turns: a warm call, `steps` timed."""
-    seconds = {name: [] for name in runs}
+def take_turns(runs: dict, setting: Setting, readings: dict | None = None) -> dict:
+    """{name: seconds of each timed call, one list per round}. In a round all take turns: a warm call, `steps` timed.
+    `readings`: {name: a list for `read_sensors` during its calls}, on CUDA."""
+    seconds, device = {name: [] for name in runs}, setting.env.device
+    # On a GPU one more is left out. It starts with an empty queue, so launches by the host add to
+    # its time, and to a faster step they add a larger share: it would look slower than it is.
+    dropped = 1 if device.type == "cuda" else 0
     for i in range(setting.bench.repeats):
         for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order
             run()  # fills the caches with its own data
-            seconds[name].append(seconds_of(run, setting.bench.steps, setting.env.device))
+            timed = seconds_of(run, dropped + setting.steps, device, (readings or {}).get(name))
+            seconds[name].append(timed[dropped:])
     return seconds
 
 
 def time_variants(variants: list, setting: Setting) -> None:
-    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds` and `parts`."""
-    seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
+    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds`,
+    `readings` and `parts`."""
+    readings = {i: [] for i in range(len(variants))}
+    seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting, readings)
     for i, variant in enumerate(variants):
-        phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.bench.steps)]
+        phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.steps)]
         variant.parts = {part: statistics.median(one[part] for one in phases) for part in PARTS}
-        variant.rounds = seconds[i]
+        variant.rounds, variant.readings = seconds[i], readings[i]
 
 
 def speed_ratio(variant: Variant, reference: Variant) -> tuple:

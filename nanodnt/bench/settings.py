@@ -7,6 +7,7 @@ from typing import Literal
 
 from configurator import PathName
 from model import GPTConfig
+from nanodnt.bench.nanogpt import KINDS
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
 from nanodnt.files import make_folder
@@ -26,7 +27,8 @@ class BenchConfig:
     #   n_embd, block_size and micro_batch_size are timed one after the other, as long as they fit
     against: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
     #   step: as published, not compiled, with bf16 on a CPU too, or all of them
-    profile: bool = False  # write a trace of three steps, and print the kernels that cost the most
+    only: Literal["ours", *KINDS] = "ours"  # whose step to time or profile alone: nanoGPT's kinds are those of against
+    profile: bool = False  # write a trace of three steps; print the costliest kernels, and the time by kind of kernel
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
     #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. Of images: random
     #   images, the same ones in every step, of the dataset's size, or ImageNet's if it is not prepared, and labels
@@ -34,14 +36,14 @@ class BenchConfig:
     # --- benchmark: how ---
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
-    steps: int = 10  # timed steps of a variant in a round, after an untimed one
+    steps: int = 0  # timed steps of a variant in a round, after an untimed one, on a GPU two; 0 = 10, on a GPU 20
     max_step_s: float = 30.0  # of sizes: end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
     json: PathName = ""  # a file for all figures, each round's too, with versions, command line and git commit
 
     def check(self):
         """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path is seen now."""
-        for name, least in dict(warmup=1, repeats=1, steps=1, accumulation=0, max_step_s=0).items():
+        for name, least in dict(warmup=1, repeats=1, steps=0, accumulation=0, max_step_s=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.json and Path(self.json).is_dir():
@@ -67,14 +69,17 @@ class Setting:
         fill_defaults(self.config)
         self.task = task_of(self.model_config)
         check_flags(self.task, self.config)
-        if self.bench.against != "none" and (self.config.doc_mask or self.task.reads != "text"):
-            raise ValueError("nanoGPT reads text, not images, and does not keep documents apart: leave out against")
+        nanogpt = self.bench.against != "none" or self.bench.only != "ours"
+        if nanogpt and (self.config.doc_mask or self.task.reads != "text"):
+            reason = "nanoGPT reads text, not images, and does not keep documents apart"
+            raise ValueError(f"{reason}: leave out against and only")
         self._fit()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory
         self.micro, self.full_accumulation = split_batch(self.config.batch_size, self.config.micro_batch_size, 1)
         self.accumulation = self.bench.accumulation or self.full_accumulation
         self.rows = self.micro * self.accumulation
+        self.steps = self.bench.steps or (20 if self.env.device.type == "cuda" else 10)
 
     def _fit(self) -> None:
         """Fill in what the flags leave to the dataset; at random, to GPT-2's vocabulary or ImageNet's images."""

@@ -67,6 +67,9 @@ def figures(variant: Variant, reference: Variant) -> dict:
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
 
+    clock, power = np.median(v.readings, axis=0).tolist() if v.readings else (None, None)
+    row |= dict(sm_clock_mhz=clock, power_w=power)
+
     flops, ceiling = flops_per_token * row["tokens_per_s"], ceilings_of(setting, v.dtype)["ffn"]
     peak = peak_flops(setting.env.device, v.dtype, setting.config.peak_flops)
     row |= dict(flops_per_s=flops, ceiling_flops_per_s=ceiling, of_ceiling=flops / ceiling)
@@ -85,9 +88,12 @@ COLUMNS = {  # of the table of whole steps: title: text of a row of figures
     "ms/step": lambda r: format_ms(r["step_s"]),
     "10%…90%": lambda r: f"{format_ms(r['step_s_p10'])}…{format_ms(r['step_s_p90'])}",
     "MFU": lambda r: format_or_na(r["mfu"]),
+    "SM clock": lambda r: format_or_na(r["sm_clock_mhz"], "{:,.0f} MHz"),
+    "power": lambda r: format_or_na(r["power_w"], "{:.0f} W"),
     "of ceiling": lambda r: f"{r['of_ceiling']:.1%}",
     "memory": lambda r: format_gb(r["peak_mem_bytes"]),
     "--plan, eager": lambda r: format_gb(r["planned_bytes"]),
+    "tokens/step": lambda r: f"{r['step_tokens']:,}",
     "FLOPs/token": lambda r: f"{r['flops_per_token']:,}",
     "compile s": lambda r: format_or_na(r["compile_s"], "{:.1f}"),
     "recompiled": lambda r: str(r["recompilations"]),
@@ -105,7 +111,9 @@ def describe_variants(rows: list) -> list:
         return ["nothing was timed"]
     first = rows[0]
     absent = {"images/s": first["images_per_s"] is None, "--plan, eager": "planned_bytes" not in first}
-    absent["FLOPs/token"] = len({r["flops_per_token"] for r in rows}) == 1
+    absent |= dict.fromkeys(["SM clock", "power"], not torch.cuda.is_available())
+    for title, name in (("tokens/step", "step_tokens"), ("FLOPs/token", "flops_per_token")):
+        absent[title] = len({r[name] for r in rows}) == 1
     columns = {title: text for title, text in COLUMNS.items() if not absent.get(title)}
     if any(r["name"] != r["reference"] for r in rows):
         title = f"× {first['reference']} (rounds)"

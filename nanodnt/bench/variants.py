@@ -32,6 +32,7 @@ class Variant:
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
+    readings: list = field(default_factory=list)  # of measure.read_sensors, on CUDA
     parts: dict = field(default_factory=dict)  # median seconds of each of measure.PARTS
     recompilations: int = 0  # since the warm-up
 
@@ -74,6 +75,13 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
 
     compiled = hasattr(step_model, "_orig_mod") or "loss" in vars(step_model)  # with compile=auto it may have failed
     return Variant(name, setting, step, model, optimizer, env.dtype, compile_s if compiled else None)
+
+
+def make_variant(name: str, setting: Setting) -> Variant:
+    """The step that the flag `only` asks for; `name` is that of ours."""
+    if setting.bench.only == "ours":
+        return our_variant(name, setting)
+    return nanogpt_variant(setting.bench.only, setting)
 
 
 def variants_beside_nanogpt(setting: Setting) -> dict:

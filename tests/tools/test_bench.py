@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import bench
-from configurator import configure, read_file
+from configurator import read_file
 from model import GPT, GPTConfig
 from nanodnt import optim
-from nanodnt.bench import compare, measure, settings, variants, vary
+from nanodnt.bench import __main__ as scripts
+from nanodnt.bench import compare, measure, profiling, settings, tables, variants, vary
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 from nanodnt.data.windows import PreparedText
@@ -165,18 +166,53 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
     assert "4 sequences of 16 tokens × 1 accumulation (the whole batch_size)" in out
 
 
-def test_parts_of_a_step(ticks, tmp_path, capsys):
-    (v,) = results(tmp_path, micro_batch_size=2, accumulation=0, peak_flops=1e12)["variants"]
-    assert v["mfu"] == pytest.approx(v["flops_per_s"] / 1e12)
-    assert v["parts_s"] == dict(data=1, forward=2, backward=2, clip=1, optimizer=1)
-    assert v["rounds_s"] == [[1, 1, 1], [1, 1, 1]] and v["tokens_per_s"] == 64
-    assert "2 sequences of 16 tokens × 2 accumulation (the whole batch_size)" in capsys.readouterr().out
+def test_parts_and_rows_by_accumulation(ticks, tmp_path, capsys):
+    """A step takes one second by this clock, whatever it holds. batch_size is two micro batches."""
+    flags = dict(vary="accumulation=2,4", micro_batch_size=2, peak_flops=1e12)
+    for v, n in zip(results(tmp_path, **flags)["variants"], (2, 4), strict=True):
+        assert v["rounds_s"] == [[1, 1, 1], [1, 1, 1]] and v["ratio"] == n / 2
+        assert v["step_tokens"] == v["tokens_per_s"] == 32 * n
+        assert v["mfu"] == pytest.approx(v["flops_per_token"] * 32 * n / 1e12)
+        assert v["parts_s"] == dict(data=1, forward=n, backward=n, clip=1, optimizer=1)
+        assert v["optimizer_share"] == pytest.approx(1 / (2 / n + 2 + 2 + 2))
+    text = capsys.readouterr().out
+    assert "2 sequences of 16 tokens × 2 accumulation (the whole batch_size)" in text
+    assert "tokens/step" in text
 
 
 def test_a_ratio_pairs_the_rounds():
     a, b = (Variant(name, make_setting(), None, None, None, torch.float32) for name in "ab")
     a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
     assert measure.speed_ratio(b, a) == (1.0, 0.5, 2.0)
+
+
+class Event:
+    """A CUDA event. Its clock is a counter; the GPU has finished when it is odd."""
+
+    clock = itertools.count()
+
+    def __init__(self, enable_timing):
+        self.record = lambda: setattr(self, "at", next(self.clock))
+        self.elapsed_time = lambda later: 1e3 * (later.at - self.at)
+        self.query = lambda: next(self.clock) % 2
+
+
+def test_rounds_on_a_gpu(monkeypatch):
+    """The first step after the host has waited takes a second longer, and is left out."""
+    waits, readings = [], []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(measure, "wait_for", waits.append)
+    monkeypatch.setattr(measure, "read_sensors", lambda device: [(1750, 625)])
+    setting = make_setting(steps=None)
+    assert setting.steps == 10
+    setting.env = replace(setting.env, device=torch.device("cuda"))
+    runs = {"a": lambda: waits and next(Event.clock, waits.clear())}
+    assert measure.take_turns(runs, setting.replace(), {"a": readings}) == {"a": [[1.0] * 20] * 2}
+    variant = variants.our_variant("a", make_setting())
+    measure.time_variants([variant], variant.setting)
+    variant.readings = readings
+    row = tables.figures(variant, variant)
+    assert [tables.COLUMNS[title](row) for title in ("SM clock", "power")] == ["1,750 MHz", "625 W"]
 
 
 def test_variants_of_files_and_flags():
@@ -201,7 +237,7 @@ def test_recompilations_are_counted(tmp_path, monkeypatch):
         rest = SimpleNamespace(state={}), torch.float32
         return Variant(name, setting, step, setting.new_model(), *rest, compile_s=0.0)
 
-    monkeypatch.setattr(bench, "our_variant", our_variant)
+    monkeypatch.setattr(bench, "make_variant", our_variant)
     (v,) = results(tmp_path)["variants"]
     assert v["recompilations"] == 2 * (1 + 3) + 3 and v["compile_s"] >= 0
 
@@ -244,12 +280,13 @@ REFUSED = {
     "missing file": (dict(vary=f"{S1},nowhere.py"), 2, "cannot read config file 'nowhere.py'"),
     "no experts": (dict(vary="experts"), 1, "set n_expert, 8 for example"),
     "against": (dict(against="nano"), 2, "nanogpt-eager"),
-    "steps": (dict(steps=0), 1, "steps=0 must be at least 1"),
+    "steps": (dict(steps=-1), 1, "steps=-1 must be at least 0"),
     "json": (dict(json=ROOT), 1, "is a folder: name a file"),
     "micro batch": (dict(micro_batch_size=3), 1, "use"),
     "no dataset": (dict(data="dataset", dataset="nowhere"), 1, "or time on random text: --data=random"),
     "documents": (dict(against="nanogpt", doc_mask=True), 1, "does not keep documents apart"),
     "two modes": (dict(profile=True, against="nanogpt"), 1, "--against and --profile are different benchmarks"),
+    "two steps": (dict(only="nanogpt", against="nanogpt"), 1, "--against and --only are different benchmarks"),
     "images, nanoGPT": (VIT | dict(against="nanogpt"), 1, "nanoGPT reads text"),
     "images, chunks": (VIT | dict(vary="loss_chunks=1,2"), 1, "for text: leave out --loss_chunks=1"),
     "images from text": (VIT | dict(data="dataset", dataset="text"), 1, "patch_size=4 is for images: leave"),
@@ -339,7 +376,9 @@ def test_every_layout_is_compiled_however_many_there_are(names, limit, tmp_path,
 
 
 def test_norms(tmp_path, capsys):
-    rows = results(tmp_path, S5, vary="norms", steps=2)["norms"]
+    """Weights and the stream in bf16, as in the paper."""
+    half = dict(dtype="bfloat16", stream_dtype="bfloat16")
+    rows = results(tmp_path, S5, vary="norms", steps=2, **half)["norms"]
     whats = ("layer, forward", "layer, forward+backward", "model, inference", "model, training")
     wanted = {(n, what, "eager") for n in ("layernorm", "rmsnorm", "dyt", "none") for what in whats}
     assert {(r["norm"], r["case"], r["way"]) for r in rows} == wanted
@@ -411,8 +450,28 @@ def test_profile(tmp_path, capsys):
     assert Path(found["trace"]) == tmp_path / "out" / "bench" / "trace.json"
     names = {event.get("name") for event in json.loads(Path(found["trace"]).read_text(encoding="utf-8"))["traceEvents"]}
     assert {"aten::mm", "aten::_fused_adamw_"} <= names
+    kinds = {row["name"]: row["seconds"] for row in found["kinds"]}
+    assert {"products", "attention", "optimizer", "copies"} <= kinds.keys() and sum(kinds.values()) <= found["step_s"]
     out = capsys.readouterr().out
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in out and "Self CPU" in out
+
+
+def test_kinds_of_kernels():
+    """Names as on an H100, each of a second and two calls in a step of ten seconds."""
+    names = {
+        "products": ["nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_TNT", "sm90_xmma_gemm_bf16", "triton_tem_fused_mm_7"],
+        "Triton, elementwise": ["triton_red_fused__scaled_dot_product_cudnn_attention_backward__to_copy_mm_2"],
+        "copies": ["void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"],
+        "attention": ["cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16"],
+        "optimizer": ["void at::native::multi_tensor_apply_kernel<LpNormFunctor>"],
+        "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"],
+        "other": ["void at::native::indexFuncLargeIndex<float>"],
+    }
+    kernels = [(name, 1.0, 2) for own in names.values() for name in own]
+    rows = profiling.sum_by_kind(kernels, step_s=10.0, idle=True)
+    found = {row["name"]: (row["share"], row["calls"]) for row in rows}
+    wanted = {kind: (len(own) / 10, 2 * len(own)) for kind, own in names.items()}
+    assert found == wanted | {"no kernel runs": (0.1, 0)}
 
 
 # ------------------------------------------------------------------------------------------ nanoGPT's step beside ours
@@ -482,34 +541,64 @@ def test_sets_on_images(name, tmp_path):
         assert len(found["variants"]) == 21
 
 
-# ------------------------------------------------------------------------------------------------ the report on a GPU
-
-REPORT = ROOT / "nanodnt" / "bench" / "gpu_report.sh"
+# ------------------------------------------------------------------------------------- scripts of several processes
 
 
-def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
-    """With a Python that only notes its arguments. bench.py and train.py must not refuse them first on a rented GPU:
-    flags, files, batches."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *dnt_large*) exit 3;; esac\n')
+@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def test_a_script_goes_on_after_what_fails_and_says_so(name, tmp_path, monkeypatch, capsys):
+    """With a Python that only notes its arguments. bench.py must not refuse them first on a rented
+    GPU: flags, files, batches."""
+    python, parts = tmp_path / "python", scripts.SCRIPTS[name]
+    first, *_, last = parts
+    fails = f'case "$*" in */{first}.json|*"-m pytest"*) exit 3;; esac'
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{fails}\n')
     python.chmod(0o755)
-    env = os.environ | {"PYTHON": str(python)}
-    done = subprocess.run([REPORT, tmp_path / "new"], env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout.endswith("failed: 774m_dnt\n")
-    _, tests, *commands = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-    assert tests[:4] == ["-m", "pytest", "-m", "gpu"] and commands.pop(0) == ["data/pystdlib/prepare.py"]
-    trained, commands = commands[:3], commands[3:]
-    assert len(commands) == 14 and ["train.py" in words for words in trained] == [True] * 3
-    for words in trained:
-        configure(GPTConfig, TrainConfig, argv=words[words.index("train.py") + 1 :])
-    for script, *argv in commands:
-        for model_config, config, bench_config in bench.read_variants(argv).values():
-            assert script == "bench.py" and bench.choose_mode(bench_config)
-            Setting(model_config=model_config, config=config, bench=bench_config, env=CPU).model_config.check()
+    monkeypatch.setattr(scripts.sys, "executable", str(python))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(parts, last, (3601, parts[last][1]))
+    with pytest.raises(SystemExit) as ended:
+        scripts.main([name, str(tmp_path / "new")])
+    assert ended.value.code == 1
+    failed = f"{first} (exit code 3), {last} (no time)"
+    assert capsys.readouterr().out.endswith(f"\nin {tmp_path}/new; failed: {failed}\n")
+    commands = (tmp_path / "calls").read_text().splitlines()
+    assert len(commands) == len(parts) - 1
+    for command in commands:
+        _, program, *argv = command.split()
+        variants = bench.read_variants(argv) if program == "bench.py" else {}
+        for model_config, config, bench_config in variants.values():
+            assert bench.choose_mode(bench_config)
+            setting = Setting(model_config=model_config, config=config, bench=bench_config, env=CPU)
+            setting.model_config.check()
 
 
-def test_a_report_needs_a_gpu(tmp_path):
-    env = os.environ | {"PYTHON": "false"}  # as Python ends where there is none
-    done = subprocess.run([REPORT, tmp_path / "new"], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "error: this machine has no CUDA GPU\n")
-    assert not (tmp_path / "new").exists()
+@pytest.mark.deep
+@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def test_a_script_on_tiny_models(name, tmp_path, monkeypatch, capsys):
+    """Of cpu-check only the first round at one size."""
+    once = {n: part for n, part in scripts.SCRIPTS[name].items() if not re.search("124m|_[2-5]$", n)}
+    monkeypatch.setitem(scripts.SCRIPTS, name, once)
+    scripts.main([name, str(tmp_path), "--tiny"])
+    assert capsys.readouterr().out.endswith(f"\nin {tmp_path}\n")
+    parts = json.loads((tmp_path / f"{name}.json").read_text())
+    assert all({"variants", "kinds", "norms"} & part.keys() for n, part in parts.items() if n != "tests")
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path):
+    sleep = ["-c", "import time; time.sleep(60)"]
+    assert scripts.run_part(sleep, tmp_path / "log", 0.1) == "not done in 0.1 s"
+
+
+def test_medians_of_processes(capsys):
+    speeds = dict(a_nanogpt_1=10, a_ours_1=60, a_ours_2=90, a_nanogpt_3=20, a_ours_3=30, b_ours_1=5)
+    parts = {label: dict(variants=[dict(tokens_per_s=speed)]) for label, speed in speeds.items()}
+    scripts.print_medians(parts | dict(a_nanogpt_2={}))
+    ratios = re.findall(r"(.*): (\d+) tokens/s, median of (\d), (.*) × nanogpt", capsys.readouterr().out)
+    assert ratios == [("a_nanogpt", "15", "2", "1.00"), ("a_ours", "60", "3", "4.00"), ("b_ours", "5", "1", "nan")]
+
+
+@pytest.mark.parametrize("name, error", [("gpu-check", "has no CUDA GPU"), ("gpu-chek", "usage: ")])
+def test_a_script_that_cannot_run(name, error, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=error):
+        scripts.main([name, "out"])

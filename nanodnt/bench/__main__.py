@@ -1,0 +1,155 @@
+"""Check and measure a machine in parts, each a process of its own that anyone can start alone.
+
+python -m nanodnt.bench gpu-check out/gpu          # 9 minutes on one GPU: is it right, how fast is it
+python -m nanodnt.bench gpu-profile out/gpu        # 4 minutes: where the time of a step goes
+python -m nanodnt.bench gpu-papers out/gpu         # 8 minutes: DyT's Table 7, DNT's Table 2
+python -m nanodnt.bench cpu-check out/cpu          # up to an hour: our step beside nanoGPT's on a CPU
+python -m nanodnt.bench gpu-check out/try --tiny   # tiny models on a CPU, to try a script
+
+No part begins that might not end in time. An error ends its own part only; the last line names what
+failed, and the exit code is then 1. The folder gets NAME.txt and NAME.json of each part, and after
+each part SCRIPT.json, the figures of all so far.
+"""
+
+import json
+import math
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from nanodnt.files import make_folder, write_file
+from nanodnt.script import run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WORKERS = " -n 8" if find_spec("xdist") else ""
+GPT2, DNT = (f"bench.py config/{name}_small.py --micro_batch_size=32" for name in ("gpt2", "dnt"))
+XL = "bench.py config/dnt_xl.py --micro_batch_size=8 --batch_size=32"
+PEAK = f"{XL} --compile=False --warmup=1 --repeats=1 --steps=2"
+NORMS = "bench.py config/dyt/7b.py --vary=norms --batch_size=1 --micro_batch_size=1"
+NORMS += " --vocab_size=32000 --dtype=bfloat16 --stream_dtype=bfloat16 --compile=blocks --repeats=4"
+SMALL = "bench.py config/shakespeare_char.py config/dnt/s1.py --norm=layernorm --n_layer=4 --n_head=4"
+SMALL += " --n_embd=128 --block_size=64 --batch_size=12 --dropout=0.0 --vocab_size=65 --compile=True"
+SMALL += " --steps=30"
+LARGE = "bench.py config/gpt2_small.py --micro_batch_size=1 --compile=True --repeats=3 --steps=1"
+MINUTES = {"gpu-check": 9, "gpu-profile": 4, "gpu-papers": 8, "cpu-check": 60}
+SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it is ended; arguments)}
+    "gpu-check": {
+        "tests": (150, f"-m pytest -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}"),
+        "gpt2": (140, f"{GPT2} --batch_size=32 --against=nanogpt"),
+        "dnt": (100, f"{DNT} --batch_size=32"),
+        "gpt2_64": (90, "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"),
+        "xl": (120, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
+        "optimizers": (120, f"{DNT} --batch_size=512 --vary=optimizers --repeats=3"),
+        "accumulation": (70, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
+    },
+    "gpu-profile": {
+        "profile_gpt2": (80, f"{GPT2} --batch_size=32 --profile"),
+        "kernels": (120, f"{GPT2} --batch_size=32 --vary=kernels=off,auto,all --repeats=3"),
+        "profile_nanogpt": (60, f"{GPT2} --batch_size=32 --profile --only=nanogpt"),
+        "stream": (70, f"{GPT2} --batch_size=32 --vary=stream_dtype=float32,bfloat16 --repeats=3"),
+        "profile_dnt": (70, f"{DNT} --batch_size=32 --profile"),
+    },
+    "gpu-papers": {
+        "dnt_table_2_adamw": (50, f"{PEAK} --optimizer=adamw"),
+        "dnt_table_2_msgdw": (50, f"{PEAK} --optimizer=msgdw"),
+        "dyt_table_7": (380, f"{NORMS} --steps=10"),
+    },
+    "cpu-check": {
+        f"{size}_{only}_{i}": (seconds, f"{command} --only={only}")
+        for i in range(1, 6)
+        for size, seconds, command in (("small", 150, SMALL), ("124m", 400, LARGE))
+        for only in ("nanogpt", "nanogpt-bf16", "ours")
+    },
+}
+TINY = "--n_layer=1 --n_head=2 --n_embd=32 --n_ff=64 --block_size=16 --vocab_size=64 --batch_size=4"
+TINY += " --micro_batch_size=2 --device=cpu --dtype=float32 --compile=False --repeats=1 --steps=1"
+PRINTED = 2500  # characters from the end of a part's output: its tables
+
+
+def list_arguments(command: str, figures: Path, tiny: bool) -> list[str]:
+    """Arguments of Python for a part; bench.py writes its figures to the file `figures`."""
+    words = shlex.split(command)
+    if words[0] != "bench.py":
+        return [*words, "--collect-only"] if tiny else words
+    if tiny:
+        small = {word.partition("=")[0]: word for word in TINY.split()}
+        words = [word for word in words if word.partition("=")[0] not in small]
+        words = [re.sub("=nanogpt.*", "=nanogpt-eager", word) for word in words]  # not compiled
+        words += small.values()
+    return [*words, "--data=random", f"--json={figures}"]
+
+
+def run_part(arguments: list[str], log: Path, seconds: float) -> str:
+    """Run Python with these arguments; `log` gets all output. Returns why it failed, or ""."""
+    with open(log, "w", encoding="utf-8") as f:
+        program = [sys.executable, "-u", *arguments]
+        to_log = dict(stdout=f, stderr=subprocess.STDOUT)
+        try:
+            code = subprocess.run(program, cwd=ROOT, timeout=seconds, **to_log).returncode
+        except subprocess.TimeoutExpired:
+            return f"not done in {seconds:g} s"
+    return f"exit code {code}" if code else ""
+
+
+def run_script(name: str, folder: Path, tiny: bool) -> dict:
+    """Run the parts of a script. Returns {part: its command, seconds, "failed": why or "", figures}."""
+    parts, end = {}, time.monotonic() + 60 * MINUTES[name]
+    for label, (seconds, command) in SCRIPTS[name].items():
+        log, figures = folder / f"{label}.txt", folder / f"{label}.json"
+        figures.unlink(missing_ok=True)  # of an earlier run
+        arguments = list_arguments(command, figures, tiny)
+        print(f"\n{time.strftime('%X')} {label}: python {shlex.join(arguments)}", flush=True)
+        start, failed = time.monotonic(), "no time"
+        if start + seconds <= end:
+            failed = run_part(arguments, log, seconds)
+            print(log.read_text(encoding="utf-8")[-PRINTED:], flush=True)
+        part = dict(command=arguments, seconds=time.monotonic() - start, failed=failed)
+        if figures.exists():
+            part |= json.loads(figures.read_text(encoding="utf-8"))
+        parts[label] = part
+        text = json.dumps(parts, indent=1)
+        write_file(folder / f"{name}.json", lambda f, text=text: f.write(text.encode()))
+    return parts
+
+
+def print_medians(parts: dict) -> None:
+    """Print the median speed of the processes of each size and step."""
+    speeds, medians = {}, {}
+    for label, part in parts.items():
+        for row in part.get("variants", ()):
+            speeds.setdefault(label.rpartition("_")[0], []).append(row["tokens_per_s"])
+    for name, found in speeds.items():
+        medians[name] = statistics.median(found)
+        ratio = medians[name] / medians.get(f"{name.partition('_')[0]}_nanogpt", math.nan)
+        print(f"{name}: {medians[name]:,.0f} tokens/s, median of {len(found)}, {ratio:.2f} × nanogpt")
+
+
+def main(argv: list[str]) -> None:
+    """Run the script that `argv` names. SystemExit without a GPU for it, and if a part fails."""
+    tiny = argv[-1:] == ["--tiny"]
+    words = argv[:-1] if tiny else argv
+    if len(words) != 2 or words[0] not in SCRIPTS:
+        sys.exit(f"usage: python -m nanodnt.bench {'|'.join(SCRIPTS)} FOLDER [--tiny]")
+    name, folder = words[0], Path(words[1]).absolute()
+    if name.startswith("gpu") and not tiny and not torch.cuda.is_available():
+        sys.exit("error: this machine has no CUDA GPU")
+    make_folder(folder, "FOLDER")
+    parts = run_script(name, folder, tiny)
+    if name == "cpu-check":
+        print_medians(parts)
+    failed = [f"{label} ({part['failed']})" for label, part in parts.items() if part["failed"]]
+    print(f"in {folder}" + ("; failed: " + ", ".join(failed) if failed else ""))
+    if failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run(lambda: main(sys.argv[1:]))

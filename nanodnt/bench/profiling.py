@@ -1,0 +1,72 @@
+"""Where the time of a step goes: the costliest kernels, and the time by kind of kernel."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from nanodnt.bench.measure import build, seconds_of
+from nanodnt.bench.settings import Setting
+from nanodnt.bench.tables import format_ms, make_table
+from nanodnt.bench.variants import make_variant
+from nanodnt.files import make_folder
+
+STEPS, PRINTED = 3, 25
+KINDS = {  # of kernels, on a CPU of operators: the first pattern that is found in the name counts
+    "communication": "nccl|gloo",
+    "optimizer": "multi_tensor|fused_adam|_foreach",
+    "copies": "memcpy|memset|copy_kernel|fillfunctor|aten::(copy_|fill_|zero_)",
+    "Triton, elementwise": "triton_(?!tem)|cpp_fused|elementwise|softmax|cross_entropy|reduce_kernel",
+    "attention": "attention|sdpa|fmha|flash",
+    "products": "gemm|nvjet|cutlass|xmma|splitk|cublas|mkldnn|::(add|b)?mm|triton_tem|product",
+    "other": "",
+}
+COLUMNS = {
+    "ms/step": lambda r: format_ms(r["seconds"]),
+    "share": lambda r: f"{r['share']:.1%}",
+    "calls/step": lambda r: f"{r['calls']:.0f}",
+}
+
+
+def kind_of(name: str) -> str:
+    """Which of KINDS a kernel of this name is."""
+    return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+
+
+def sum_by_kind(kernels: list, step_s: float, idle: bool) -> list:
+    """A row for each kind. `kernels`: (name, seconds, calls) in a step of `step_s` seconds. With `idle`
+    also one for the time in which no kernel runs, as those of one stream do not overlap."""
+    sums = {kind: [0.0, 0.0] for kind in KINDS}
+    for name, seconds, calls in kernels:
+        kind = sums[kind_of(name)]
+        kind[0] += seconds
+        kind[1] += calls
+    if idle:
+        sums["no kernel runs"] = [step_s - sum(seconds for seconds, _ in sums.values()), 0]
+    return [dict(name=k, seconds=s, share=s / step_s, calls=n) for k, (s, n) in sums.items()]
+
+
+def profile_steps(setting: Setting) -> dict:
+    """Write a trace for chrome://tracing or Perfetto, and print what the kernels of a step cost.
+    Returns the figures for --json. Under the profiler the host is slower, and so may be the step."""
+    cuda = setting.env.device.type == "cuda"
+    kind, of_kernels = ("cuda", "self_device_time_total") if cuda else ("cpu", "self_cpu_time_total")
+    variant = build(partial(make_variant, "ours", setting), setting, None)
+    activities = {getattr(torch.profiler.ProfilerActivity, name) for name in ("CPU", kind.upper())}
+    with torch.profiler.profile(activities=activities) as profiler:
+        step_s = sum(seconds_of(variant.run, STEPS, setting.env.device)) / STEPS
+    path = Path(setting.config.out_dir) / "bench" / "trace.json"
+    make_folder(path.parent, "--out_dir")
+    profiler.export_chrome_trace(str(path))
+
+    events = profiler.key_averages()
+    setting.env.print(events.table(f"self_{kind}_time_total", PRINTED, max_name_column_width=70))
+    if cuda:  # the calls that start the kernels would count twice
+        on_gpu = torch.autograd.DeviceType.CUDA
+        events = [e for e in events if e.device_type == on_gpu and not e.is_user_annotation]
+    kernels = [(e.key, getattr(e, of_kernels) / 1e6 / STEPS, e.count / STEPS) for e in events]
+    kinds = sum_by_kind(kernels, step_s, idle=cuda)
+    setting.env.print("\n".join([*make_table(kinds, COLUMNS), ""]))
+    setting.env.print(f"{STEPS} steps, {format_ms(step_s)} ms each\nwritten: {path}")
+    return dict(kinds=kinds, step_s=step_s, trace=str(path), steps=STEPS)
