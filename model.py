@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from layers.attention import additive, attend, document_blocks, visible_keys
-from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
+from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, has_one_row, linear
 from layers.loss import linear_cross_entropy
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
@@ -312,9 +312,27 @@ class MLP(nn.Module):
         super().__init__()
         self.gate = projection(config, layer, "gate", **size) if config.mlp == "swiglu" else None
         self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
-        self.act = ACTIVATIONS.get(config.mlp)
+        self.act_name, self.act = config.mlp, ACTIVATIONS.get(config.mlp)
+
+    def fits_kernel(self, u, product) -> bool:
+        """Whether layers/ffn.py is to compute this: in compiled code, two matrices with nothing but an activation that
+        it knows between them, applied to many rows, in a dtype and in sizes that its kernels take."""
+        if "ffn" not in self.up.runtime.kernels or not torch.compiler.is_compiling():
+            return False
+        from layers.ffn import ALIGNED, DTYPES, SLOPES  # not at the top: most runs do without
+
+        two_matrices = product is F.linear and self.act_name in SLOPES
+        vectors = [self.up.bias, self.down.bias, *self.up.out.parameters(), *self.down.pre.parameters()]
+        nothing_between = all(vector is None for vector in vectors)
+        many_rows = not has_one_row(u, self.up.weight)
+        right_sizes = all(n % ALIGNED == 0 for n in self.up.weight.shape)
+        return two_matrices and nothing_between and many_rows and right_sizes and self.up.runtime.compute_dtype in DTYPES
 
     def forward(self, u, in_gain=None, product=F.linear):
+        if self.fits_kernel(u, product):
+            from layers.ffn import ffn
+
+            return ffn(self.up, self.down, u, in_gain, self.act_name)
         if self.gate is None:
             return self.down(self.act(self.up(u, in_gain, product)), product=product)
         gate, up = fused_linear((self.gate, self.up), u, in_gain, product)

@@ -1,0 +1,1 @@
+"""Triton kernels, one file each, imported when a CUDA tensor first meets the kernel's operator."""
