@@ -493,7 +493,8 @@ class GPT(Transformer):
         `weight` (V, C): the head's, or the table of a `Lookup`."""
         weight = (self.head or self.wte).weight if weight is None else weight
         dtype, vocab_size = self.runtime.compute_dtype or weight.dtype, self.config.vocab_size
-        return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.runtime.loss_chunks)
+        chunks, kernels = self.runtime.loss_chunks, self.runtime.kernels
+        return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, chunks, kernels)
 
     @staticmethod
     def inputs(idx, targets, *positions) -> tuple:

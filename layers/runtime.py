@@ -13,6 +13,7 @@ class Runtime:
     stream_dtype: torch.dtype | None = None  # of the residual stream between sub-layers; None: fp32. Sums are fp32
     checkpointing: bool = False  # keep only the stream between blocks; the backward pass computes the rest again
     loss_chunks: int = 0  # chunks that the loss splits the tokens into; 0 = by the limits of layers/loss.py
+    kernels: tuple[str, ...] = ()  # faster ways to compute, by name, that compiled code takes: see layers/kernels/
     flex_attention: bool = False  # keep documents apart with FlexAttention: compiled, on a GPU; else with a mask
     kernels: tuple[str, ...] = ()  # faster ways to compute, by name, that compiled code takes: see layers/kernels/
     label_smoothing: float = 0.0  # of images, in training: this share of each target is spread over all classes

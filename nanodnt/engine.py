@@ -13,6 +13,7 @@ from layers.scaling import multiplier
 from layers.sharding import full_tensor
 from model import Transformer
 from nanodnt.optim import Optimizer, lr_at
+from nanodnt.run.kernels import choose_kernels
 
 
 class StepResult(NamedTuple):
@@ -45,6 +46,7 @@ def prepare_model(model, config, env):
     return model.to(env.device).set_runtime(
         compute_dtype=env.dtype,
         stream_dtype=torch.bfloat16 if config.stream_dtype == "bfloat16" else None,
+        kernels=choose_kernels(config.kernels, env)[0],
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,

@@ -134,6 +134,10 @@ class TrainConfig:
     compile: Literal["auto", True, False, "blocks"] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of
     #   minutes. One graph of the whole model; of each block by itself under DDP and FSDP, with blocks, and where auto
     #   meets 36 layers or more
+    kernels: Literal["auto", "off", "all"] = "auto"  # faster ways to compute, for compiled code on NVIDIA GPUs of
+    #   compute capability 8.0 or more, each tried at the start. auto: a kernel of its own for the loss's softmax; q, k
+    #   and v in one product. all: also FFNs with the activation in their products (from 9.0 on), which no GPU has
+    #   measured yet. off: none
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
     loss_chunks: int = 0  # number of chunks that the loss splits the tokens of a micro batch into, to bound the memory

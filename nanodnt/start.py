@@ -236,9 +236,12 @@ def compile_run(run) -> None:
     kernel = attention_backend(run.model.config, env, config.doc_mask)
     if compiled:
         from nanodnt.run.compilation import can_use_flex, compile_model
+        from nanodnt.run.kernels import choose_kernels
 
         kernel = "flex" if can_use_flex(run.model.config, config, env) else kernel
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
+    if compiled and env.device.type == "cuda":
+        env.print(f"kernels: {choose_kernels(config.kernels, env)[1]}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
         run.compiled = compile_model(run.model, config, example, env)

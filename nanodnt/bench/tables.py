@@ -10,6 +10,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 from nanodnt.plan.memory import state_tensors, total_bytes
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
+from nanodnt.run.kernels import choose_kernels
 from nanodnt.tables import table
 
 
@@ -44,6 +45,7 @@ def header(setting: Setting) -> dict:
         "attention": attention_backend(model_config, env),
         "dtype": dtype_name(env.dtype),
         "compile": config.compile,
+        "kernels, if compiled": choose_kernels(config.kernels, env)[1],
         "optimizer": config.optimizer,
         "data": setting.bench.data,
         "step": f"{rows} × {setting.accumulation} accumulation ({batch})",

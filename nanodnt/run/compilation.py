@@ -26,11 +26,11 @@ def choose_blocks(setting, n_layer: int, env) -> tuple:
     return setting == "blocks", "as asked"
 
 
-def compile_parts(model):
+def compile_parts(model, **how):
     """Compile the embedding, each block and the loss, in place; returns the model. Blocks of a kind share a graph. The
-    methods inside the modules' hooks are replaced, so all parameter names stay as they are."""
+    methods inside the modules' hooks are replaced, so all parameter names stay as they are. `how`: of torch.compile."""
     for module, name in parts(model):
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **how))
     return model
 
 
@@ -90,9 +90,12 @@ def compile_model(model, config, example: tuple, env):
     must = gpu or config.compile != "auto" or env.parallel == "fsdp"  # whose others wait for this one's weights
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
+    changed = gpu and config.kernels != "off"
+    how = dict(options={"combo_kernels": True}) if changed else {}  # small kernels that could run together are one
+    first = "try --kernels=off first; else " if changed else ""
     env.print(f"compiling {'embedding, blocks and loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
-        compiled = compile_parts(model) if blocks else torch.compile(model, dynamic=False)
+        compiled = compile_parts(model, **how) if blocks else torch.compile(model, dynamic=False, **how)
         model.eval()
         with torch.no_grad():
             compiled(*example)
@@ -105,7 +108,7 @@ def compile_model(model, config, example: tuple, env):
         reason = reason_of(e)[:200]
         if must:
             fix = "it needs gcc and Python.h (on Debian: apt install gcc python3-dev); or, slower, " if gpu else ""
-            raise ValueError(f"torch.compile failed ({reason}): {fix}use --compile=False") from e
+            raise ValueError(f"torch.compile failed ({reason}): {first}{fix}use --compile=False") from e
         failed = True
         print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
     finally:
@@ -114,7 +117,7 @@ def compile_model(model, config, example: tuple, env):
     if not failed and (wrong := wrong_gradients(sums, env)):
         reason = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
         if must:
-            raise ValueError(f"{reason}: use --compile=False, or another torch")
+            raise ValueError(f"{reason}: {first}use --compile=False, or another torch")
         env.print(f"warning: {reason}; running eagerly")
         failed = True
     if failed:

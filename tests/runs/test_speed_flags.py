@@ -61,9 +61,9 @@ def base(dataset, tmp_path_factory):
 def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatch):
     asked, fused = set(), model_module.linear_cross_entropy
 
-    def note(x, weight, targets, dtype, vocab_size, chunks):
+    def note(x, weight, targets, dtype, vocab_size, chunks, kernels):
         asked.add(chunks)
-        return fused(x, weight, targets, dtype, vocab_size, chunks)
+        return fused(x, weight, targets, dtype, vocab_size, chunks, kernels)
 
     monkeypatch.setattr(model_module, "linear_cross_entropy", note)
     assert run(out_dir=tmp_path, loss_chunks=3, **base[0]) == 0
