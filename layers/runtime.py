@@ -15,7 +15,6 @@ class Runtime:
     loss_chunks: int = 0  # chunks that the loss splits the tokens into; 0 = by the limits of layers/loss.py
     kernels: tuple[str, ...] = ()  # faster ways to compute, by name, that compiled code takes: see layers/kernels/
     flex_attention: bool = False  # keep documents apart with FlexAttention: compiled, on a GPU; else with a mask
-    kernels: tuple[str, ...] = ()  # faster ways to compute, by name, that compiled code takes: see layers/kernels/
     label_smoothing: float = 0.0  # of images, in training: this share of each target is spread over all classes
     balance_coef: float = 0.01  # factor on the balance loss of routers, minimised beside the cross-entropy
     z_coef: float = 0.0  # factor on their z-loss

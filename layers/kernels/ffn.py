@@ -1,17 +1,21 @@
-"""The matrix products of an FFN for Hopper, with the activation in their epilogue. Used by the operators of layers/ffn.py.
+"""The products of an FFN with the activation in their epilogue, for Hopper: the operators of layers/ffn.py.
 
-TMA moves the tiles, by descriptors made on the host: rows of a matrix take a multiple of 16 bytes; what lies beyond its
-end is read as 0 and is not written."""
+TMA moves tiles by descriptors that the host makes. Rows of a matrix must take a multiple of 16 bytes; what lies beyond
+its end is read as 0 and is not written."""
 
 import math
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-ROWS, COLUMNS, DEPTH = 128, 256, 64  # of a tile of the result; DEPTH: terms of its sums that one step adds
-SCALE, CUBE = tl.constexpr((8 / math.pi) ** 0.5), tl.constexpr(0.044715)
+ROWS, COLUMNS = 128, 256  # of a tile of the result
+DEPTH = 64  # terms of its sums that one step adds
+# Of GELU. In this file numbers stand behind tensors: Triton's interpreter does not take them in front.
+SCALE = tl.constexpr((8 / math.pi) ** 0.5)
+CUBE = tl.constexpr(0.044715)
 
 
 @triton.jit
@@ -45,7 +49,10 @@ def product_kernel(x, w, y, slope, M, N, K, ACT: tl.constexpr, DEPTH: tl.constex
         column = tile % across * 2 * HALF
         total = tl.zeros((ROWS, 2 * HALF), tl.float32)
         for k in range(0, K, DEPTH):
-            factor = w.load([k, column]) if ACT is None else w.load([column, k]).T
+            if ACT is None:
+                factor = w.load([k, column])
+            else:
+                factor = w.load([column, k]).T
             total = tl.dot(x.load([row, k]), factor, total)
         halves = tl.split(total.reshape(ROWS, 2, HALF).permute(0, 2, 1))
         for i in tl.static_range(2):
@@ -58,13 +65,25 @@ def product_kernel(x, w, y, slope, M, N, K, ACT: tl.constexpr, DEPTH: tl.constex
                 slope.store(place, derivative.to(slope.dtype))
 
 
-def multiply(x: torch.Tensor, w: torch.Tensor, slope: torch.Tensor, act: str | None, programs: int = 0) -> torch.Tensor:
-    """Returns y of `product_kernel`. `act`: one of ACTIVATIONS, then slope is filled; None: slope is a factor.
-    `programs`: how many share the tiles; 0 = one for each multiprocessor of the GPU."""
+def multiply(x: Tensor, w: Tensor, slope: Tensor, act: str | None, programs: int = 0) -> Tensor:
+    """Returns y of `product_kernel`. `act`: one of ACTIVATIONS, which fills `slope`, or None. `programs`: among how
+    many the tiles are split; 0 = one on each multiprocessor."""
     y = torch.empty_like(slope)
-    tiles = [ROWS, DEPTH], [COLUMNS, DEPTH] if act else [DEPTH, COLUMNS], [ROWS, COLUMNS // 2], [ROWS, COLUMNS // 2]
-    matrices = map(TensorDescriptor.from_tensor, (x, w, y, slope), tiles)
-    programs = programs or torch.cuda.get_device_properties(x.device).multi_processor_count
-    options = dict(ACT=ACTIVATIONS.get(act), DEPTH=DEPTH, num_warps=8, num_stages=3)
-    product_kernel[(programs,)](*matrices, *y.shape, x.shape[1], **options)
+    factor_tile = [COLUMNS, DEPTH] if act else [DEPTH, COLUMNS]
+    half_tile = [ROWS, COLUMNS // 2]
+    describe = TensorDescriptor.from_tensor
+    if not programs:
+        programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    product_kernel[(programs,)](
+        describe(x, [ROWS, DEPTH]),
+        describe(w, factor_tile),
+        describe(y, half_tile),
+        describe(slope, half_tile),
+        *y.shape,
+        x.shape[1],
+        ACT=ACTIVATIONS.get(act),
+        DEPTH=DEPTH,
+        num_warps=8,
+        num_stages=3,
+    )
     return y

@@ -47,10 +47,25 @@ def try_cross_entropy(device: torch.device, dtype: torch.dtype) -> bool:
     return is_near(losses, exact[:, 0], allowed) and is_near(grad, exact_grad, allowed + torch.finfo(dtype).eps)
 
 
+def try_ffn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether both operators of the FFN give what plain code gives in float64, but for rounding."""
+    from layers.ffn import OPERATORS
+
+    generator = torch.Generator().manual_seed(0)
+    # several tiles, which end beyond the matrices
+    x, up, down = (torch.randn(shape, generator=generator).to(dtype) for shape in ((300, 72), (520, 72), (72, 520)))
+    results = []
+    for to in (dict(dtype=torch.float64), dict(device=device)):
+        y, slope = OPERATORS.multiply_and_activate(x.to(**to), up.to(**to), "gelu")
+        results.append((y, slope, OPERATORS.multiply_and_scale(x.to(**to), down.to(**to), slope)))
+    exact, found = results
+    return all(is_near(*pair, 2 * torch.finfo(dtype).eps) for pair in zip(found, exact, strict=True))
+
+
 def is_near(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> bool:
     """Whether the largest error is at most this share of the largest entry; not where it is NaN."""
     errors = (found.cpu().double() - wanted).abs()
     return bool(errors.max() <= allowed * wanted.abs().max())
 
 
-TRIALS = dict(cross_entropy=try_cross_entropy)  # {name of a Triton operator: trial(device, dtype)}
+TRIALS = dict(cross_entropy=try_cross_entropy, ffn=try_ffn)  # {name of a Triton operator: trial(device, dtype)}
