@@ -9,6 +9,7 @@ from itertools import product as pairs
 import pytest
 import torch
 
+from layers.ffn import DTYPES
 from layers.moe import Routes, grouped
 from model import GPTConfig
 from nanodnt.bench.settings import Setting
@@ -17,6 +18,7 @@ from nanodnt.engine import prepare_model
 from nanodnt.optim import OPTIMIZERS, RULES, lr_at, make_optimizer
 from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
+from nanodnt.run.kernels import KERNELS, try_ffn
 from support.devices import bench_setting, on_devices
 from support.tolerances import roundings
 
@@ -123,6 +125,7 @@ def test_loss_and_gradients_are_those_of_float64(device, name):
 COMPILED = [(name, dtype, {}) for name in MODELS for dtype in ALLOWED]  # model, dtype, settings
 COMPILED += [(name, torch.bfloat16, dict(doc_mask=True)) for name in MODELS if "images" not in name]
 COMPILED += [(name, torch.bfloat16, dict(compile="blocks")) for name in MODELS]
+COMPILED += [(name, torch.bfloat16, dict(kernels="all")) for name in ("Pre-LN, LayerNorm", "DNT (S5)")]
 TRACED = ("DNT (S5)", torch.bfloat16, dict(doc_mask=True))
 
 
@@ -134,6 +137,14 @@ def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     wanted = loss_and_gradients(model, model, batch)
     assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
+
+
+@pytest.mark.parametrize("device, dtype", on_devices(DTYPES, cpu=DTYPES))
+def test_products_with_the_activation_of_an_ffn(device, dtype):
+    """By Triton's kernel, if the GPU is one that it is for."""
+    if device == "cuda" and torch.cuda.get_device_capability() < KERNELS["all"]["ffn"]:
+        pytest.skip("the kernel is for Hopper")
+    assert try_ffn(torch.device(device), dtype)
 
 
 def test_wrong_gradients_are_seen():
