@@ -98,7 +98,7 @@ def ddp_compiled(rank, world, folder, backend):
 def ddp_steps(rank, env, backend) -> dict:
     """As compile_run and train do it, with small buckets: gradients, and in which order things happened."""
     found, graphs = {}, torch._dynamo.utils.counters["stats"]
-    model = prepare_model(make_model(DNT), CONFIG, env)
+    model = prepare_model(make_model(DNT), CONFIG, env).set_runtime(kernels=("cross_entropy",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         patch.setattr(

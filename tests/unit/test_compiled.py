@@ -98,26 +98,26 @@ def assert_compiled_is_eager(model, backend, tolerance):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.parametrize("kernels", ((), ("cross_entropy",)), ids=str)
 @fresh_compiler()
-def test_the_compiled_model_is_one_graph_and_the_same():
+def test_the_compiled_model_is_one_graph_and_the_same(kernels):
     """test_layout_properties.py has other layouts, without learning."""
-    model = build(UNIFIED, n_layer=1).train()
-    model.runtime.loss_chunks = 2
+    model = build(UNIFIED, n_layer=1).train().set_runtime(loss_chunks=2, kernels=kernels)
     assert_compiled_is_eager(model, "aot_eager", 1e-10)
 
 
 @pytest.mark.deep  # tests/runs/test_tasks.py has whole runs, compiled by inductor
+@pytest.mark.parametrize("kernels", ((), ("cross_entropy",)), ids=str)
 @pytest.mark.parametrize("dtype, tolerance", ((None, 5e-6), (torch.bfloat16, 0.01)), ids=str)
 @fresh_compiler()
-def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance):
+def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance, kernels):
     """A fused loss that goes wrong when compiled has been seen with ignored targets. All that depends on the scheme is
     in the trace, which test_layout_properties.py compares for each."""
     flags = (
         dict(S4, sigma_reparam=True) if dtype is None else dict(norm="dyt", tie_weights=False, mlp="swiglu", **UNIFIED)
     )
     model = GPT(GPTConfig(**SIZE | dict(flags, n_layer=1))).set_runtime(compute_dtype=dtype)
-    model.runtime.loss_chunks = 2
-    assert_compiled_is_eager(model, "inductor", tolerance)
+    assert_compiled_is_eager(model.set_runtime(loss_chunks=2, kernels=kernels), "inductor", tolerance)
 
 
 BRANCHES = {f"lns={where}": dict(lns=where, residual_init="plain") for where in ("branch", "residual", "input")}

@@ -1,0 +1,20 @@
+"""The operators that have Triton kernels: on a GPU these, on a CPU what stands for them."""
+
+import pytest
+import torch
+
+from layers.loss import OPERATORS
+from nanodnt.run import kernels
+from support.devices import on_devices
+from support.kernels import CROSS_ENTROPY, DTYPES, check_cross_entropy
+
+
+@pytest.mark.parametrize("device, case", on_devices(CROSS_ENTROPY, cpu=CROSS_ENTROPY))
+def test_cross_entropy_is_that_of_float64(device, case):
+    for dtype in DTYPES:
+        check_cross_entropy(OPERATORS.cross_entropy, device, dtype, case)
+
+
+@pytest.mark.parametrize("device, dtype", on_devices(DTYPES, cpu=DTYPES))
+def test_they_pass_the_trial_at_the_start(device, dtype):
+    assert [name for name in kernels.TRIALS if not kernels.works(name, torch.device(device), dtype)] == []
