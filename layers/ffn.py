@@ -67,9 +67,9 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast(grad.T @ x, dtype)
 
 
-def multiply(*args) -> Tensor:
-    """The Triton kernel. Imported by name: an exported folder carries this file, and no kernels."""
-    return import_module("layers.kernels.ffn").multiply(*args)
+def kernels():
+    """The same operators by Triton. Imported by name: an exported folder carries this file, and no Triton code."""
+    return import_module("layers.kernels.ffn")
 
 
 if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an exported folder, uses what is there
@@ -78,8 +78,7 @@ if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an
     def _activate(x: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor]:
         """act(h) and act'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) → (N, n) each."""
         if x.is_cuda:
-            slope = x.new_empty(len(x), len(weight))
-            return multiply(x, weight, slope, act), slope
+            return kernels().multiply_and_activate(x, weight, act)
         h = upcast(x) @ upcast(weight).T
         return ACTIVATIONS[act](h).to(x.dtype), DERIVATIVES[act](h).to(x.dtype)
 
@@ -87,7 +86,7 @@ if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an
     def _scale(grad: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
         """(grad W) ⊙ slope, rounded once: grad (N, C), W (C, n), slope (N, n) → (N, n)."""
         if grad.is_cuda:
-            return multiply(grad, weight, slope, None)
+            return kernels().multiply_and_scale(grad, weight, slope)
         return (upcast(grad) @ upcast(weight) * slope).to(slope.dtype)
 
     @_activate.register_fake

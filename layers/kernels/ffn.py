@@ -65,14 +65,23 @@ def product_kernel(x, w, y, slope, M, N, K, ACT: tl.constexpr, DEPTH: tl.constex
                 slope.store(place, derivative.to(slope.dtype))
 
 
-def multiply(x: Tensor, w: Tensor, slope: Tensor, act: str | None, programs: int = 0) -> Tensor:
-    """Returns y of `product_kernel`. `act`: one of ACTIVATIONS, which fills `slope`, or None. `programs`: among how
-    many the tiles are split; 0 = one on each multiprocessor."""
+def multiply_and_activate(x: Tensor, w: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    slope = x.new_empty(len(x), len(w))
+    return multiply(x, w, slope, act), slope
+
+
+def multiply_and_scale(x: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+    return multiply(x, w, slope, None)
+
+
+def multiply(x: Tensor, w: Tensor, slope: Tensor, act: str | None) -> Tensor:
+    """Returns y of `product_kernel`. `act`: one of ACTIVATIONS, which fills `slope`, or None."""
     y = torch.empty_like(slope)
     factor_tile = [COLUMNS, DEPTH] if act else [DEPTH, COLUMNS]
     half_tile = [ROWS, COLUMNS // 2]
     describe = TensorDescriptor.from_tensor
-    if not programs:
+    programs = 2  # of Triton's interpreter
+    if x.is_cuda:
         programs = torch.cuda.get_device_properties(x.device).multi_processor_count
     product_kernel[(programs,)](
         describe(x, [ROWS, DEPTH]),

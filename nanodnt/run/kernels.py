@@ -17,9 +17,15 @@ def choose_kernels(setting: str, env) -> tuple:
     if env.device.type != "cuda" or torch.version.hip:
         return (), "none (they need an NVIDIA GPU)"
     capability = torch.cuda.get_device_capability(env.device)
-    possible = [name for name, least in KERNELS[setting].items() if capability >= least]
+    possible = possible_kernels(setting, capability, env.dtype)
     names = tuple(name for name in possible if name not in TRIALS or works(name, env.device, env.dtype))
     return names, f"{', '.join(names) or 'none'} ({setting}, compute capability {'.'.join(map(str, capability))})"
+
+
+def possible_kernels(setting: str, capability: tuple, dtype: torch.dtype) -> list:
+    """The names for GPUs of this compute capability, and products in this dtype: in fp32 FFNs have no kernel."""
+    least = KERNELS[setting]
+    return [name for name in least if capability >= least[name] and (name != "ffn" or dtype.itemsize == 2)]
 
 
 @cache

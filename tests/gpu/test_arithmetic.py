@@ -9,7 +9,6 @@ from itertools import product as pairs
 import pytest
 import torch
 
-from layers.ffn import DTYPES
 from layers.moe import Routes, grouped
 from model import GPTConfig
 from nanodnt.bench.settings import Setting
@@ -18,7 +17,6 @@ from nanodnt.engine import prepare_model
 from nanodnt.optim import OPTIMIZERS, RULES, lr_at, make_optimizer
 from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
-from nanodnt.run.kernels import KERNELS, try_ffn
 from support.devices import bench_setting, on_devices
 from support.tolerances import roundings
 
@@ -137,14 +135,6 @@ def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     wanted = loss_and_gradients(model, model, batch)
     assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
-
-
-@pytest.mark.parametrize("device, dtype", on_devices(DTYPES, cpu=DTYPES))
-def test_products_with_the_activation_of_an_ffn(device, dtype):
-    """By Triton's kernel, if the GPU is one that it is for."""
-    if device == "cuda" and torch.cuda.get_device_capability() < KERNELS["all"]["ffn"]:
-        pytest.skip("the kernel is for Hopper")
-    assert try_ffn(torch.device(device), dtype)
 
 
 def test_wrong_gradients_are_seen():

@@ -98,9 +98,9 @@ def test_triton_computes_what_float64_does():
     code = """
 import sys
 sys.path.append("tests")
-from layers.kernels.cross_entropy import cross_entropy
+from layers.kernels import cross_entropy, ffn
 from support.kernels import check_all
-check_all(cross_entropy)
+check_all(cross_entropy, ffn)
 """
     environment = os.environ | dict(TRITON_INTERPRET="1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

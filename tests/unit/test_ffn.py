@@ -1,6 +1,4 @@
-"""The FFN whose products apply the activation (layers/ffn.py): its gradients, the layouts that take it, its kernel."""
-
-from multiprocessing import get_context
+"""The FFN whose products apply the activation (layers/ffn.py): its gradients, and the layouts that take it."""
 
 import pytest
 import torch
@@ -110,38 +108,3 @@ def test_no_copy_of_a_gathered_weight_is_kept():
     assert all((a - b).norm() <= roundings(1, HALF) * b.norm() for a, b in zip(*found, strict=True))
     assert (18, 64) in [tuple(t.shape) for t in kept]  # the hidden activations
     assert all({9, 18} & {*t.shape} for t in kept if t.numel() >= 16 * 16)
-
-
-def interpret() -> None:
-    """The kernel in Triton's interpreter, in dtypes that it multiplies: not bf16."""
-    from layers.kernels.ffn import multiply
-
-    generator = torch.Generator().manual_seed(0)
-    for (M, N, K), dtype in (
-        ((1, 8, 8), torch.float32),
-        ((300, 264, 72), torch.float32),
-        ((129, 520, 136), torch.half),
-    ):
-        shapes = (M, K), (N, K), (K, N)
-        x, up, down = (K**-0.25 * torch.randn(s, generator=generator) for s in shapes)  # so that h is about 1
-        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
-        for act in ffn.DERIVATIVES:
-            h = F.linear(x.double(), up.double()).requires_grad_()
-            y = ACTIVATIONS[act](h)
-            (derivative,) = torch.autograd.grad(y.sum(), h)
-            slope = torch.full((M, N), torch.nan, dtype=dtype)
-            found = multiply(x, up, slope, act, 2)
-            scaled = multiply(x, down, slope, None, 2)
-            allowed = roundings(K**0.5 + 8) + roundings(1 / 2, dtype)  # a sum, an activation, what is stored
-            pairs = (found, y), (slope, derivative), (scaled, x.double() @ down.double() * slope.double())
-            assert all(error(*pair) <= allowed for pair in pairs), (M, dtype, act)
-
-
-@pytest.mark.deep
-def test_the_kernel_on_several_tiles_that_end_beyond_the_matrices(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-    process = get_context("spawn").Process(target=interpret)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
