@@ -79,20 +79,11 @@ def multiply(x: Tensor, w: Tensor, slope: Tensor, act: str | None) -> Tensor:
     y = torch.empty_like(slope)
     factor_tile = [COLUMNS, DEPTH] if act else [DEPTH, COLUMNS]
     half_tile = [ROWS, COLUMNS // 2]
-    describe = TensorDescriptor.from_tensor
+    tiles = [ROWS, DEPTH], factor_tile, half_tile, half_tile
+    matrices = map(TensorDescriptor.from_tensor, (x, w, y, slope), tiles)
     programs = 2  # of Triton's interpreter
     if x.is_cuda:
         programs = torch.cuda.get_device_properties(x.device).multi_processor_count
-    product_kernel[(programs,)](
-        describe(x, [ROWS, DEPTH]),
-        describe(w, factor_tile),
-        describe(y, half_tile),
-        describe(slope, half_tile),
-        *y.shape,
-        x.shape[1],
-        ACT=ACTIVATIONS.get(act),
-        DEPTH=DEPTH,
-        num_warps=8,
-        num_stages=3,
-    )
+    options = dict(ACT=ACTIVATIONS.get(act), DEPTH=DEPTH, num_warps=8, num_stages=3)
+    product_kernel[(programs,)](*matrices, *y.shape, x.shape[1], **options)
     return y

@@ -53,19 +53,25 @@ def try_cross_entropy(device: torch.device, dtype: torch.dtype) -> bool:
     return is_near(losses, exact[:, 0], allowed) and is_near(grad, exact_grad, allowed + torch.finfo(dtype).eps)
 
 
-def try_ffn(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether both operators of the FFN give what plain code gives in float64, but for rounding."""
-    from layers.ffn import OPERATORS
+def try_ffn(device: torch.device, dtype: torch.dtype, kernels=None) -> bool:
+    """Whether the operators of the FFN, or these `kernels` of theirs, do what plain code does in float64, but rounded."""
+    from layers.ffn import DERIVATIVES, OPERATORS
 
-    generator = torch.Generator().manual_seed(0)
-    # several tiles, which end beyond the matrices
-    x, up, down = (torch.randn(shape, generator=generator).to(dtype) for shape in ((300, 72), (520, 72), (72, 520)))
-    results = []
-    for to in (dict(dtype=torch.float64), dict(device=device)):
-        y, slope = OPERATORS.multiply_and_activate(x.to(**to), up.to(**to), "gelu")
-        results.append((y, slope, OPERATORS.multiply_and_scale(x.to(**to), down.to(**to), slope)))
-    exact, found = results
-    return all(is_near(*pair, 2 * torch.finfo(dtype).eps) for pair in zip(found, exact, strict=True))
+    generator, width = torch.Generator().manual_seed(0), 72
+    shapes = (300, width), (520, width), (width, 520)  # several tiles, some of which end beyond the matrices
+    inputs = [(width**-0.25 * torch.randn(shape, generator=generator)).to(dtype) for shape in shapes]
+    x, up, down = (t.to(device) for t in inputs)
+    exact_x, exact_up, exact_down = (t.double() for t in inputs)
+    kernels = kernels or OPERATORS
+    allowed = 16 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps
+    right = []
+    for act in DERIVATIVES:
+        y, slope = kernels.multiply_and_activate(x, up, act)
+        product = kernels.multiply_and_scale(x, down, slope)
+        exact_y, exact_slope = OPERATORS.multiply_and_activate(exact_x, exact_up, act)
+        exact = OPERATORS.multiply_and_scale(exact_x, exact_down, slope.cpu().double())
+        right += [is_near(y, exact_y, allowed), is_near(slope, exact_slope, allowed), is_near(product, exact, allowed)]
+    return all(right)
 
 
 def is_near(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> bool:

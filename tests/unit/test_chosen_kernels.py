@@ -98,9 +98,13 @@ def test_triton_computes_what_float64_does():
     code = """
 import sys
 sys.path.append("tests")
-from layers.kernels import cross_entropy, ffn
+import torch
+from layers.kernels import ffn
+from layers.kernels.cross_entropy import cross_entropy
+from nanodnt.run.kernels import try_ffn
 from support.kernels import check_all
-check_all(cross_entropy, ffn)
+check_all(cross_entropy)
+assert all(try_ffn(torch.device("cpu"), dtype, ffn) for dtype in (torch.float32, torch.float16))
 """
     environment = os.environ | dict(TRITON_INTERPRET="1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

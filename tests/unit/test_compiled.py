@@ -143,15 +143,16 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
 
 
 GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
+GATHERED |= {"S1": {}, "ReLU²": dict(mlp="relu2")}
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
 
-@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts")))
+@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts", "S1")))
 @fresh_compiler()
 def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
     and of a block whose activations are recomputed."""
-    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16)
+    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16, kernels=("ffn",))
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
     x, rope = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
