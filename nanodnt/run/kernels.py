@@ -54,7 +54,7 @@ def try_cross_entropy(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def try_ffn(device: torch.device, dtype: torch.dtype, kernels=None) -> bool:
-    """Whether the operators of the FFN, or these `kernels` of theirs, do what plain code does in float64, but rounded."""
+    """Whether the FFN's operators, or these `kernels`, give what plain code gives in float64, but for rounding."""
     from layers.ffn import DERIVATIVES, OPERATORS
 
     generator, width = torch.Generator().manual_seed(0), 72
