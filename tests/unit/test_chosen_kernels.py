@@ -43,6 +43,7 @@ def test_by_the_flag_and_the_gpu(setting, capability, names, monkeypatch):
     assert found == names
     assert text == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
     assert kernels.choose_kernels(setting, Env(0, 1, torch.device("cpu"), torch.float32, False))[0] == ()
+    assert "ffn" not in kernels.possible_kernels(setting, capability, torch.float32)
 
 
 def fail(*_):

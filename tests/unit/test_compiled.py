@@ -143,16 +143,18 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
 
 
 GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
-GATHERED |= {"S1": {}, "ReLU²": dict(mlp="relu2")}
+GATHERED["layers/ffn.py"] = {}
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
 
-@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts", "S1")))
+@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts", "layers/ffn.py")))
 @fresh_compiler()
 def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
     and of a block whose activations are recomputed."""
-    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16, kernels=("ffn",))
+    has_kernel = name == "layers/ffn.py"  # it rounds other numbers than eager code, as often
+    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16)
+    model.set_runtime(kernels=("ffn",) if has_kernel else ())
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
     x, rope = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
@@ -168,7 +170,7 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     (compiled, kept), wanted = compiled_and_kept(block), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
-            assert (grad - right).norm() <= roundings(1, torch.bfloat16) * right.norm()
+            assert (grad - right).norm() <= roundings(2 if has_kernel else 1, torch.bfloat16) * right.norm()
     large = [t.shape for t in kept if t.numel() >= 16 * 16]
     assert large and all({9, 18, 36} & set(shape) for shape in large)
 
