@@ -15,8 +15,8 @@ FROM_INDEX := --force-reinstall --index-url $(TORCH_INDEX)
 endif
 endif
 
-.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep house test-gpu gpu-report lint
-.PHONY: clean
+.PHONY: install install-extra install-dev install-eval install-triton quickstart gallery test test-deep house
+.PHONY: test-gpu gpu-report lint clean
 
 install: .venv/.installed
 install-extra: .venv/.installed-extra
@@ -46,6 +46,11 @@ install-eval: .venv/.installed-eval
 .venv/.installed-eval: requirements-eval.txt .venv/.installed
 	$(PIP) -r requirements-eval.txt
 	@touch $@
+
+# For a deep test, which needs no GPU: Triton interprets its kernels. Only beside torch's build for CPUs, on Linux x86-64:
+# builds for GPUs bring a Triton of their own, which this one would replace.
+install-triton: install
+	$(PIP) --no-deps triton==3.7.1
 
 data/pystdlib/meta.json: | install
 	$(BIN)/python data/pystdlib/prepare.py

@@ -45,7 +45,7 @@ def header(setting: Setting) -> dict:
         "attention": attention_backend(model_config, env),
         "dtype": dtype_name(env.dtype),
         "compile": config.compile,
-        "kernels, if compiled": choose_kernels(config.kernels, env)[1],
+        "kernels": "none (not compiled)" if config.compile is False else choose_kernels(config.kernels, env)[1],
         "optimizer": config.optimizer,
         "data": setting.bench.data,
         "step": f"{rows} × {setting.accumulation} accumulation ({batch})",

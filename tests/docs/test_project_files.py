@@ -86,7 +86,7 @@ def run_ci(tmp_path, day: int, failing: str = "") -> tuple:
 
 SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
 NONE = " ".join(f"{name}=" for name in SETTINGS)
-TARGETS = ("install-eval", "lint", "house", "test", "test-deep")
+TARGETS = ("install-eval", "install-triton", "lint", "house", "test", "test-deep")
 
 
 @pytest.mark.house
@@ -94,11 +94,11 @@ TARGETS = ("install-eval", "lint", "house", "test", "test-deep")
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     code, calls, lines = run_ci(tmp_path, 8, failing)
     assert code == bool(failing)
-    assert calls[:5] == [f"{target} {NONE}" for target in TARGETS]
-    assert calls[5:] == ["test ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE OMP_NUM_THREADS="]
-    assert lines[-7:] == [  # this make closes each target so
+    assert calls[:6] == [f"{target} {NONE}" for target in TARGETS]
+    assert calls[6:] == ["test ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE OMP_NUM_THREADS="]
+    assert lines[-8:] == [  # this make closes each target so
         "closing lines of the test runs, the last one with ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX512_CORE:",
-        *["7 passed in 1.5s"] * 6,
+        *["7 passed in 1.5s"] * 7,
     ]
 
 
