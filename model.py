@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from layers.attention import additive, attend, document_blocks, visible_keys
-from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
+from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, has_one_row, linear
 from layers.loss import linear_cross_entropy
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
@@ -321,9 +321,27 @@ class MLP(nn.Module):
         super().__init__()
         self.gate = projection(config, layer, "gate", **size) if config.mlp == "swiglu" else None
         self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
-        self.act = ACTIVATIONS.get(config.mlp)
+        self.activation, self.act = config.mlp, ACTIVATIONS.get(config.mlp)
+
+    def fits_kernel(self, u, product) -> bool:
+        """Whether layers/ffn.py computes this: in compiled code, an activation that it knows and nothing else between
+        two matrices, many rows, and a dtype and sizes that its kernels take."""
+        up, down = self.up, self.down
+        if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
+            return False
+        from layers.ffn import ALIGNED, DERIVATIVES, DTYPES  # not at the top: most runs do without
+
+        is_known = self.activation in DERIVATIVES and product is F.linear
+        nothing_else = up.bias is None and not [*up.out.parameters(), *down.pre.parameters()]
+        many_rows = not has_one_row(u, up.weight)
+        right_sizes = all(n % ALIGNED == 0 for n in up.weight.shape)
+        return is_known and nothing_else and many_rows and right_sizes and up.runtime.compute_dtype in DTYPES
 
     def forward(self, u, in_gain=None, product=F.linear):
+        if self.fits_kernel(u, product):
+            from layers.ffn import ffn
+
+            return ffn(self.up, self.down, u, in_gain, self.activation)
         if self.gate is None:
             return self.down(self.act(self.up(u, in_gain, product)), product=product)
         gate, up = fused_linear((self.gate, self.up), u, in_gain, product)

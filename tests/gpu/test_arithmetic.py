@@ -123,6 +123,7 @@ def test_loss_and_gradients_are_those_of_float64(device, name):
 COMPILED = [(name, dtype, {}) for name in MODELS for dtype in ALLOWED]  # model, dtype, settings
 COMPILED += [(name, torch.bfloat16, dict(doc_mask=True)) for name in MODELS if "images" not in name]
 COMPILED += [(name, torch.bfloat16, dict(compile="blocks")) for name in MODELS]
+COMPILED += [(name, torch.bfloat16, dict(kernels="all")) for name in ("Pre-LN, LayerNorm", "DNT (S5)")]
 TRACED = ("DNT (S5)", torch.bfloat16, dict(doc_mask=True))
 
 

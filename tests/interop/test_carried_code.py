@@ -367,7 +367,7 @@ def test_missing_weights(tmp_path):
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = "attention cores linear loss moe network ops roles rules runtime scaling sharding slot".split()
+    reached = "attention cores ffn linear loss moe network ops roles rules runtime scaling sharding slot".split()
     assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
     for name, text in files.items():
         path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))

@@ -42,6 +42,7 @@ def test_by_the_flag_and_the_gpu(setting, capability, names, monkeypatch):
     assert found == names
     assert text == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
     assert kernels.choose_kernels(setting, Env(0, 1, torch.device("cpu"), torch.float32, False))[0] == ()
+    assert "ffn" not in kernels.possible_kernels(setting, capability, torch.float32)
 
 
 def fail(*_):
@@ -96,9 +97,13 @@ def test_triton_computes_what_float64_does():
     code = """
 import sys
 sys.path.append("tests")
+import torch
+from layers.kernels import ffn
 from layers.kernels.cross_entropy import cross_entropy
+from nanodnt.run.kernels import try_ffn
 from support.kernels import check_all
 check_all(cross_entropy)
+assert all(try_ffn(torch.device("cpu"), dtype, ffn) for dtype in (torch.float32, torch.float16))
 """
     environment = os.environ | dict(TRITON_INTERPRET="1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

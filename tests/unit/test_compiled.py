@@ -171,15 +171,17 @@ def test_q_and_k_that_are_rotated_without_a_norm_keep_products_of_their_own():
 
 
 GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
+GATHERED["plain"] = {}
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
 
-@pytest.mark.parametrize("kernels", ((), ("qkv",)), ids=str)
-@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts")))
+@pytest.mark.parametrize("kernels", ((), ("qkv", "ffn")), ids=str)
+@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts", "plain")))
 @fresh_compiler()
 def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name, kernels):
     """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
     and of a block whose activations are recomputed."""
+    has_kernel = "ffn" in kernels  # which rounds other numbers than eager code, as often
     model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16, kernels=kernels)
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
@@ -196,7 +198,7 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name, kernels):
     (compiled, kept), wanted = compiled_and_kept(block), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
-            assert (grad - right).norm() <= roundings(1, torch.bfloat16) * right.norm()
+            assert (grad - right).norm() <= roundings(2 if has_kernel else 1, torch.bfloat16) * right.norm()
     large = [t.shape for t in kept if t.numel() >= 16 * 16]
     assert large and all({9, 18, 36} & set(shape) for shape in large)
 
