@@ -4,7 +4,7 @@ python bench.py config/dnt_small.py                                            #
 python bench.py config/dnt_small.py --against=nanogpt                          # beside nanoGPT's step
 python bench.py config/gpt2_small.py --vary=config/dnt/s1.py,config/dnt/s5.py  # any files, the first is the reference
 python bench.py config/dnt_small.py --vary=micro_batch_size=8,16,32            # any flag
-python bench.py config/dnt_small.py --vary=layouts                             # a set: optimizers, micro_batch, …
+python bench.py config/dnt_small.py --vary=layouts                             # a set: optimizers, experts, norms, …
 python bench.py config/dnt_small.py --profile                                  # a trace, and time by kind of kernel
 python bench.py config/gpt2_small.py --profile --only=nanogpt                  # of nanoGPT's step
 
@@ -30,7 +30,7 @@ from nanodnt.bench.profiling import profile_steps
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.bench.tables import header
 from nanodnt.bench.variants import make_variant, our_variant, variants_beside_nanogpt
-from nanodnt.bench.vary import SETS, SIZES
+from nanodnt.bench.vary import SETS
 from nanodnt.files import write_file
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
@@ -80,12 +80,9 @@ def measure(mode: str, settings: dict) -> dict:
     if vary == "norms":
         return time_norms(setting)
     if vary in SETS:
-        list_changes, turns = SETS[vary]
-        makes = {n: partial(our_variant, n, setting, **changes) for n, changes in list_changes(setting).items()}
-    else:
-        turns = "alone" if vary.partition("=")[0] in SIZES else "together"
-        makes = {name: partial(make_variant, name, one) for name, one in settings.items()}
-    return compare_variants(makes, setting, turns)
+        makes = {n: partial(our_variant, n, setting, **changes) for n, changes in SETS[vary](setting).items()}
+        return compare_variants(makes, setting, in_pairs=vary == "layouts")
+    return compare_variants({name: partial(make_variant, name, one) for name, one in settings.items()}, setting)
 
 
 def run(argv: list) -> None:

@@ -1,12 +1,10 @@
 """How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine slows all alike. And
 what that measures with: a clock that waits for the device, memory, the load of the machine."""
 
-import ctypes
 import gc
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections import Counter
 from functools import lru_cache
@@ -75,48 +73,11 @@ def seconds_of_phases(run, device: torch.device) -> Counter:
     return seconds
 
 
-def read_bytes(path: str, name: str) -> int | None:
-    """The line `name` of a file in /proc, in bytes; None if there is none."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith(name))
-    except (OSError, StopIteration):
-        return None
-
-
 def free_memory(device: torch.device) -> None:
     """Return unused memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def held_bytes(device: torch.device) -> int | None:
-    """Memory held now: allocated on a GPU, resident on a CPU; None where that is unknown."""
-    gc.collect()
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system
-    return read_bytes("/proc/self/status", "VmRSS:")
-
-
-def peak_bytes(run, device: torch.device) -> int | None:
-    """Peak memory during `run()`, with everything that the process holds; None where that is unknown."""
-    held = held_bytes(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif held is not None:
-        try:
-            with open("/proc/self/clear_refs", "w", encoding="utf-8") as f:
-                f.write("5")  # resets the peak
-        except OSError:
-            held = None
-    run()
-    wait_for(device)
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return None if held is None else read_bytes("/proc/self/status", "VmHWM:")
 
 
 def busy_cores() -> float | None:
@@ -134,27 +95,22 @@ def busy_cores() -> float | None:
     return float(1 - passed[3:5].sum() / passed.sum()) * os.cpu_count()  # all but idle and waiting for a disk
 
 
-def bytes_at_start(setting: Setting) -> int | None:
-    """Bytes that the process holds before anything is built, with the compiler loaded if it will be used."""
-    if setting.choose_compile():
-        import torch._inductor.compile_fx  # noqa: F401
-    gc.collect()
-    gc.freeze()  # as train.py does: the collector need not walk through what is alive now
-    return held_bytes(setting.env.device)
-
-
-def build(make, setting: Setting, start: int | None) -> Variant:
-    """The Variant that make() returns, compiled and warm, its memory measured. `start`: bytes_at_start."""
-    device = setting.env.device
-    held = held_bytes(device)
+def build(make, setting: Setting) -> Variant:
+    """The Variant that make() returns, compiled and warm; on CUDA with its peak memory."""
+    device, held = setting.env.device, 0
+    if device.type == "cuda":
+        gc.collect()
+        held = torch.cuda.memory_allocated(device)  # by other variants
     variant = make()
     (first,) = seconds_of(variant.run, 1, device)
-    warm = []
-    peak = peak_bytes(lambda: warm.extend(seconds_of(variant.run, setting.bench.warmup, device)), device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    warm = seconds_of(variant.run, setting.bench.warmup, device)
+    if device.type == "cuda":
+        variant.memory = torch.cuda.max_memory_allocated(device) - held
     if variant.compile_s is not None:  # the first call may compile, too
         variant.compile_s += max(0.0, first - statistics.median(warm))
     variant.recompilations = 0
-    variant.memory = None if None in (peak, held, start) else peak - (held - start)
     return variant
 
 

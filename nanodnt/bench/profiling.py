@@ -52,7 +52,7 @@ def profile_steps(setting: Setting) -> dict:
     Returns the figures for --json. Under the profiler the host is slower, and so may be the step."""
     cuda = setting.env.device.type == "cuda"
     kind, of_kernels = ("cuda", "self_device_time_total") if cuda else ("cpu", "self_cpu_time_total")
-    variant = build(partial(make_variant, "ours", setting), setting, None)
+    variant = build(partial(make_variant, "ours", setting), setting)
     activities = {getattr(torch.profiler.ProfilerActivity, name) for name in ("CPU", kind.upper())}
     with torch.profiler.profile(activities=activities) as profiler:
         step_s = sum(seconds_of(variant.run, STEPS, setting.env.device)) / STEPS

@@ -23,8 +23,7 @@ class BenchConfig:
     # --- benchmark: what ---
     vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say micro_batch_size=8,16,32; or FILE,FILE,…, config files; or
     #   a set: layouts (each against Pre-LN), experts (beside the dense model of as many active parameters), optimizers,
-    #   micro_batch (1, 2, 4, …), norms (as bare layers, too). The first variant is the reference. Values of n_layer,
-    #   n_embd, block_size and micro_batch_size are timed one after the other, as long as they fit
+    #   norms (as bare layers, too). The first variant is the reference. All share the memory; layouts in pairs
     against: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
     #   step: as published, not compiled, with bf16 on a CPU too, or all of them
     only: Literal["ours", *KINDS] = "ours"  # whose step to time or profile alone: nanoGPT's kinds are those of against
@@ -37,13 +36,12 @@ class BenchConfig:
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
     steps: int = 0  # timed steps of a variant in a round, after an untimed one, on a GPU two; 0 = 10, on a GPU 20
-    max_step_s: float = 30.0  # of sizes: end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
     json: PathName = ""  # a file for all figures, each round's too, with versions, command line and git commit
 
     def check(self):
         """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path is seen now."""
-        for name, least in dict(warmup=1, repeats=1, steps=0, accumulation=0, max_step_s=0).items():
+        for name, least in dict(warmup=1, repeats=1, steps=0, accumulation=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.json and Path(self.json).is_dir():

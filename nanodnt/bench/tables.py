@@ -92,7 +92,6 @@ COLUMNS = {  # of the table of whole steps: title: text of a row of figures
     "power": lambda r: format_or_na(r["power_w"], "{:.0f} W"),
     "of ceiling": lambda r: f"{r['of_ceiling']:.1%}",
     "memory": lambda r: format_gb(r["peak_mem_bytes"]),
-    "--plan, eager": lambda r: format_gb(r["planned_bytes"]),
     "tokens/step": lambda r: f"{r['step_tokens']:,}",
     "FLOPs/token": lambda r: f"{r['flops_per_token']:,}",
     "compile s": lambda r: format_or_na(r["compile_s"], "{:.1f}"),
@@ -110,7 +109,7 @@ def describe_variants(rows: list) -> list:
     if not rows:
         return ["nothing was timed"]
     first = rows[0]
-    absent = {"images/s": first["images_per_s"] is None, "--plan, eager": "planned_bytes" not in first}
+    absent = {"images/s": first["images_per_s"] is None}
     absent |= dict.fromkeys(["SM clock", "power"], not torch.cuda.is_available())
     for title, name in (("tokens/step", "step_tokens"), ("FLOPs/token", "flops_per_token")):
         absent[title] = len({r[name] for r in rows}) == 1

@@ -29,7 +29,7 @@ class Variant:
     optimizer: torch.optim.Optimizer
     dtype: torch.dtype
     compile_s: float | None = None  # None = it is not compiled
-    memory: int | None = None  # peak bytes, without what other variants hold
+    memory: int | None = None  # peak bytes of tensors, without other variants' (CUDA)
     steps_done: int = 0
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
     readings: list = field(default_factory=list)  # of measure.read_sensors, on CUDA

@@ -37,7 +37,6 @@ KEPT += ("n_expert", *OF_EXPERTS, *CHOOSES.values(), *OF["images"])
 # Turns a config of any layout into plain Pre-LN with RMSNorm, at its size.
 PLAIN = {k: v for k, v in vars(GPTConfig()).items() if k not in KEPT} | dict(decay_gains="none")
 PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # flags of training that need experts
-SIZES = ("n_layer", "n_embd", "block_size", "micro_batch_size")  # each value of these is timed by itself
 
 
 def layout_flags(name: str, model_config: GPTConfig) -> dict:
@@ -70,18 +69,5 @@ def vary_optimizers(setting: Setting) -> dict:
     return {name: {} if name == own else unset | dict(optimizer=name) for name in OPTIMIZERS}
 
 
-def vary_micro_batch(setting: Setting) -> dict:
-    """Micro batches that divide batch_size, each at least twice the one before."""
-    batch, sizes = setting.config.batch_size, [1]
-    while sizes[-1] < batch:
-        sizes.append(next(size for size in range(2 * sizes[-1], batch + 1) if batch % size == 0))
-    return {f"micro_batch_size={n}": dict(micro_batch_size=n) for n in sizes}
-
-
-# Each lists {name: changed flags}, the first is the reference; how they are timed: see compare_variants.
-SETS = {
-    "layouts": (vary_layouts, "pairs"),
-    "experts": (vary_experts, "together"),
-    "optimizers": (vary_optimizers, "together"),
-    "micro_batch": (vary_micro_batch, "alone"),
-}
+# Each lists {name: changed flags}, the first is the reference.
+SETS = {"layouts": vary_layouts, "experts": vary_experts, "optimizers": vary_optimizers}
