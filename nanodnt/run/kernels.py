@@ -36,7 +36,7 @@ def works(name: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a Triton operator computes in this dtype what plain code does; if not, one warning."""
     reason = "its results are wrong"
     try:
-        right = TRIALS[name](device, dtype)
+        right = try_kernel(name, device, dtype)
     except Exception as e:  # whatever Triton, or the compiler that it calls, raises
         right = False
         reason = reason_of(e)[:200]
@@ -46,48 +46,46 @@ def works(name: str, device: torch.device, dtype: torch.dtype) -> bool:
     return right
 
 
-def try_cross_entropy(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a few long rows have the losses and gradients of plain code in float64."""
-    vocab_size = 16_400
-    width = 16_448  # more than a program reads at once, and padding
+def try_kernel(name: str, device: torch.device, dtype: torch.dtype, **how) -> bool:
+    """Whether the results of a trial are, but for rounding, those of plain code in float64."""
+    compute, shapes = TRIALS[name]
     draws = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(4, width, generator=draws)).to(dtype)
-    targets = torch.tensor([0, vocab_size - 1, 9000, -1])
-    exact = loss.cross_entropy(logits.double(), targets, vocab_size, torch.float64, with_grad=True)
-    grad = logits.to(device)
-    losses = loss.OPERATORS.cross_entropy(grad, targets.to(device), vocab_size)
-    # ten roundings of fp32 at most; then the gradient is rounded to `dtype`
-    allowed = 16 * torch.finfo(torch.float32).eps
-    if not is_near(losses, exact[0][:, 0], allowed):
-        return False
-    return is_near(grad, exact[1], allowed + torch.finfo(dtype).eps)
+    inputs = [torch.randn(shape, generator=draws).to(dtype) for shape in shapes]
+    exact = compute(*(x.double() for x in inputs))
+    found = compute(*(x.to(device) for x in inputs), **how)
+    return all(is_near(*pair) for pair in zip(found, exact, strict=True))
 
 
-def try_ffn(device: torch.device, dtype: torch.dtype, kernels=None) -> bool:
-    """Whether the FFN's operators, or these `kernels`, give what plain code gives in float64, but for rounding."""
-    from layers.ffn import DERIVATIVES, OPERATORS
-
-    generator, width = torch.Generator().manual_seed(0), 72
-    shapes = (300, width), (520, width), (width, 520)  # several tiles, some of which end beyond the matrices
-    inputs = [(width**-0.25 * torch.randn(shape, generator=generator)).to(dtype) for shape in shapes]
-    x, up, down = (t.to(device) for t in inputs)
-    exact_x, exact_up, exact_down = (t.double() for t in inputs)
-    kernels = kernels or OPERATORS
-    allowed = 16 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps
-    right = []
-    for act in DERIVATIVES:
-        y, slope = kernels.multiply_and_activate(x, up, act)
-        product = kernels.multiply_and_scale(x, down, slope)
-        exact_y, exact_slope = OPERATORS.multiply_and_activate(exact_x, exact_up, act)
-        exact = OPERATORS.multiply_and_scale(exact_x, exact_down, slope.cpu().double())
-        right += [is_near(y, exact_y, allowed), is_near(slope, exact_slope, allowed), is_near(product, exact, allowed)]
-    return all(right)
+def compute_cross_entropy(logits: torch.Tensor) -> tuple:
+    """(losses of a few long rows with padding, the gradient)."""
+    vocab_size = 16_400
+    targets = torch.tensor([0, vocab_size - 1, 9000, -1], device=logits.device)
+    grad = 2 * logits  # until the operator has run
+    return loss.OPERATORS.cross_entropy(grad, targets, vocab_size), grad
 
 
-def is_near(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> bool:
-    """Whether the largest error is at most this share of the largest entry. NaN is not near."""
+def compute_ffn(x, up, down, slope, operators=None) -> list:
+    """Results of the FFN's operators, or of others of their names."""
+    from layers import ffn
+
+    operators = operators or ffn.OPERATORS
+    results = [operators.multiply_and_scale(x, down, slope)]
+    for act in ffn.DERIVATIVES:
+        results += operators.multiply_and_activate(x / 8, up, act)
+    return results
+
+
+def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether the largest error is, relative to the largest entry, at most 16 roundings of fp32 and one of the dtype of
+    `found`. NaN is not near."""
+    allowed = 16 * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
     errors = (found.cpu().double() - wanted).abs()
     return bool(errors.max() <= allowed * wanted.abs().max())
 
 
-TRIALS = dict(cross_entropy=try_cross_entropy, ffn=try_ffn)  # {name of a Triton operator: trial(device, dtype)}
+# {name of a Triton operator: (what its trial computes, of random tensors of which shapes)}. Rows are longer than what a
+# program reads at once, matrices larger than a tile, and neither is a multiple.
+TRIALS = {
+    "cross_entropy": (compute_cross_entropy, [(4, 16_448)]),
+    "ffn": (compute_ffn, [(300, 72), (520, 72), (72, 520), (300, 520)]),
+}
