@@ -321,17 +321,17 @@ class MLP(nn.Module):
         super().__init__()
         self.gate = projection(config, layer, "gate", **size) if config.mlp == "swiglu" else None
         self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
-        self.activation, self.act = config.mlp, ACTIVATIONS.get(config.mlp)
+        self.act = ACTIVATIONS.get(config.mlp)
 
     def fits_kernel(self, u, product) -> bool:
-        """Whether layers/ffn.py computes this: in compiled code, an activation that it knows and nothing else between
-        two matrices, many rows, and a dtype and sizes that its kernels take."""
+        """Whether layers/ffn.py computes this: in compiled code, GELU and nothing else between two matrices, many rows,
+        and a dtype and sizes that its kernels take."""
         up, down = self.up, self.down
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
             return False
-        from layers.ffn import ALIGNED, DERIVATIVES, DTYPES  # not at the top: most runs do without
+        from layers.ffn import ALIGNED, DTYPES  # not at the top: most runs do without
 
-        is_known = self.activation in DERIVATIVES and product is F.linear
+        is_known = self.act is ACTIVATIONS["gelu"] and product is F.linear
         nothing_else = up.bias is None and not [*up.out.parameters(), *down.pre.parameters()]
         many_rows = not has_one_row(u, up.weight)
         right_sizes = all(n % ALIGNED == 0 for n in up.weight.shape)
@@ -341,7 +341,7 @@ class MLP(nn.Module):
         if self.fits_kernel(u, product):
             from layers.ffn import ffn
 
-            return ffn(self.up, self.down, u, in_gain, self.activation)
+            return ffn(self.up, self.down, u, in_gain)
         if self.gate is None:
             return self.down(self.act(self.up(u, in_gain, product)), product=product)
         gate, up = fused_linear((self.gate, self.up), u, in_gain, product)

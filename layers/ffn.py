@@ -1,5 +1,5 @@
-"""An FFN act(x W1ᵀ) W2ᵀ without passes over the hidden activations: the products themselves apply the activation and,
-backward, multiply by its derivative. For compiled code on Hopper."""
+"""An FFN gelu(x W1ᵀ) W2ᵀ without passes over the hidden activations: the products themselves apply GELU and, backward,
+multiply by its derivative. For compiled code on Hopper."""
 
 from importlib import import_module
 
@@ -8,43 +8,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from layers.linear import Linear, recomputed, scale_weight
-from layers.ops import ACTIVATIONS, cast, forbid_second_derivative, namespace_of, upcast
+from layers.ops import cast, forbid_second_derivative, namespace_of, upcast
 
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-# What the kernels take: dtypes, multiples of so many columns (16 bytes), activations, here with their derivatives.
+# What the kernels take: dtypes, multiples of so many columns (16 bytes).
 DTYPES = torch.bfloat16, torch.float16
 ALIGNED = 8
-DERIVATIVES = {
-    "gelu": lambda h: torch.ops.aten.gelu_backward(torch.ones_like(h), h, approximate="tanh"),
-    "relu2": lambda h: 2 * F.relu(h),
-}
 
 
-def ffn(up: Linear, down: Linear, u: Tensor, in_gain: Tensor | None, act: str) -> Tensor:
-    """down(act(up(u, in_gain))) for matrices whose only vectors are gains before `up`: u (…, C) → (…, C)."""
+def ffn(up: Linear, down: Linear, u: Tensor, in_gain: Tensor | None) -> Tensor:
+    """down(gelu(up(u, in_gain))) for matrices whose only vectors are gains before `up`: u (…, C) → (…, C)."""
     dtype = up.runtime.compute_dtype
     weight = up.effective_weight()
     gains = up.factors(in_gain)
     if any(gain is not None for gain in gains):
         weight, _ = recomputed(scale_weight, weight, dtype, weight, None, dtype, *gains)
     x = u.to(dtype).flatten(0, -2).contiguous()
-    return FFN.apply(x, weight, down.effective_weight(), act).view(u.shape)
+    return FFN.apply(x, weight, down.effective_weight()).view(u.shape)
 
 
 class FFN(torch.autograd.Function):
-    """act(x W1ᵀ) W2ᵀ in the dtype of x: x (N, C), W1 (n, C), W2 (C, n) → (N, C).
+    """gelu(x W1ᵀ) W2ᵀ in the dtype of x: x (N, C), W1 (n, C), W2 (C, n) → (N, C).
 
-    It keeps act(h) and act'(h) of h = x W1ᵀ. Keeping h in place of act'(h) would take as many bytes, and the backward
-    pass would compute act' anew. Either way the hidden gradient is rounded twice, as it is by separate passes."""
+    It keeps gelu(h) and gelu'(h) of h = x W1ᵀ. Keeping h in place of gelu'(h) would take as many bytes, and the
+    backward pass would compute that anew. Either way the hidden gradient is rounded twice, as by separate passes."""
 
     @staticmethod
-    def forward(ctx, x, up, down, act):
+    def forward(ctx, x, up, down):
         ctx.dtypes = up.dtype, down.dtype
         up = up.to(x.dtype)
         down = down.to(x.dtype)
-        hidden, slope = OPERATORS.multiply_and_activate(x, up, act)
+        hidden, slope = OPERATORS.multiply_and_activate(x, up)
         ctx.save_for_backward(x, up, down, hidden, slope)
         return F.linear(hidden, down)
 
@@ -57,7 +53,7 @@ class FFN(torch.autograd.Function):
         d_hidden = OPERATORS.multiply_and_scale(grad, down, slope)
         d_up = weight_gradient(d_hidden, x, up_dtype)
         d_down = weight_gradient(grad, hidden, down_dtype)
-        return d_hidden @ up, d_up, d_down, None
+        return d_hidden @ up, d_up, d_down
 
 
 def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,12 +71,13 @@ def kernels():
 if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an exported folder, uses what is there
 
     @torch.library.custom_op(f"{NAMESPACE}::multiply_and_activate", mutates_args=())
-    def _activate(x: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor]:
-        """act(h) and act'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) → (N, n) each."""
+    def _activate(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """gelu(h) and gelu'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) → (N, n) each."""
         if x.is_cuda:
-            return kernels().multiply_and_activate(x, weight, act)
+            return kernels().multiply_and_activate(x, weight)
         h = upcast(x) @ upcast(weight).T
-        return ACTIVATIONS[act](h).to(x.dtype), DERIVATIVES[act](h).to(x.dtype)
+        slope = torch.ops.aten.gelu_backward(torch.ones_like(h), h, approximate="tanh")
+        return F.gelu(h, approximate="tanh").to(x.dtype), slope.to(x.dtype)
 
     @torch.library.custom_op(f"{NAMESPACE}::multiply_and_scale", mutates_args=())
     def _scale(grad: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
@@ -90,7 +87,7 @@ if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an
         return (upcast(grad) @ upcast(weight) * slope).to(slope.dtype)
 
     @_activate.register_fake
-    def _(x, weight, act):
+    def _(x, weight):
         hidden = x.new_empty(len(x), len(weight))
         return hidden, torch.empty_like(hidden)
 

@@ -4,16 +4,13 @@ python -m nanodnt.bench gpu-check out/gpu          # 9 minutes on one GPU: is it
 python -m nanodnt.bench gpu-profile out/gpu        # 4 minutes: where the time of a step goes
 python -m nanodnt.bench gpu-papers out/gpu         # 8 minutes: DyT's Table 7, DNT's Table 2
 python -m nanodnt.bench cpu-check out/cpu          # up to an hour: our step beside nanoGPT's on a CPU
-python -m nanodnt.bench gpu-check out/try --tiny   # tiny models on a CPU, to try a script
 
 No part begins that might not end in time. An error ends its own part only; the last line names what
-failed, and the exit code is then 1. The folder gets NAME.txt and NAME.json of each part, and after
-each part SCRIPT.json, the figures of all so far.
+failed, and the exit code is then 1. Figures of each part come as FOLDER/PART.json.
 """
 
 import json
 import math
-import re
 import shlex
 import statistics
 import subprocess
@@ -24,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from nanodnt.files import make_folder, write_file
+from nanodnt.files import make_folder
 from nanodnt.script import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,63 +66,41 @@ SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it 
         for only in ("nanogpt", "nanogpt-bf16", "ours")
     },
 }
-TINY = "--n_layer=1 --n_head=2 --n_embd=32 --n_ff=64 --block_size=16 --vocab_size=64 --batch_size=4"
-TINY += " --micro_batch_size=2 --device=cpu --dtype=float32 --compile=False --repeats=1 --steps=1"
-PRINTED = 2500  # characters from the end of a part's output: its tables
 
 
-def list_arguments(command: str, figures: Path, tiny: bool) -> list[str]:
-    """Arguments of Python for a part; bench.py writes its figures to the file `figures`."""
+def run_part(command: str, figures: Path, seconds: float) -> str:
+    """Run Python with this command; bench.py writes its figures to a file. Returns why it failed, or ""."""
     words = shlex.split(command)
-    if words[0] != "bench.py":
-        return [*words, "--collect-only"] if tiny else words
-    if tiny:
-        small = {word.partition("=")[0]: word for word in TINY.split()}
-        words = [word for word in words if word.partition("=")[0] not in small]
-        words = [re.sub("=nanogpt.*", "=nanogpt-eager", word) for word in words]  # not compiled
-        words += small.values()
-    return [*words, "--data=random", f"--json={figures}"]
-
-
-def run_part(arguments: list[str], log: Path, seconds: float) -> str:
-    """Run Python with these arguments; `log` gets all output. Returns why it failed, or ""."""
-    with open(log, "w", encoding="utf-8") as f:
-        program = [sys.executable, "-u", *arguments]
-        to_log = dict(stdout=f, stderr=subprocess.STDOUT)
-        try:
-            code = subprocess.run(program, cwd=ROOT, timeout=seconds, **to_log).returncode
-        except subprocess.TimeoutExpired:
-            return f"not done in {seconds:g} s"
+    if words[0] == "bench.py":
+        words += ["--data=random", f"--json={figures}"]
+    print(f"\n{time.strftime('%X')} python {shlex.join(words)}", flush=True)
+    try:
+        code = subprocess.run([sys.executable, "-u", *words], cwd=ROOT, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        return f"not done in {seconds:g} s"
     return f"exit code {code}" if code else ""
 
 
-def run_script(name: str, folder: Path, tiny: bool) -> dict:
-    """Run the parts of a script. Returns {part: its command, seconds, "failed": why or "", figures}."""
-    parts, end = {}, time.monotonic() + 60 * MINUTES[name]
-    for label, (seconds, command) in SCRIPTS[name].items():
-        log, figures = folder / f"{label}.txt", folder / f"{label}.json"
+def run_script(name: str, folder: Path) -> list[str]:
+    """Run the parts of a script. Returns those that failed, each with the reason."""
+    failed, end = [], time.monotonic() + 60 * MINUTES[name]
+    for part, (seconds, command) in SCRIPTS[name].items():
+        figures, reason = folder / f"{part}.json", "no time"
         figures.unlink(missing_ok=True)  # of an earlier run
-        arguments = list_arguments(command, figures, tiny)
-        print(f"\n{time.strftime('%X')} {label}: python {shlex.join(arguments)}", flush=True)
-        start, failed = time.monotonic(), "no time"
-        if start + seconds <= end:
-            failed = run_part(arguments, log, seconds)
-            print(log.read_text(encoding="utf-8")[-PRINTED:], flush=True)
-        part = dict(command=arguments, seconds=time.monotonic() - start, failed=failed)
-        if figures.exists():
-            part |= json.loads(figures.read_text(encoding="utf-8"))
-        parts[label] = part
-        text = json.dumps(parts, indent=1)
-        write_file(folder / f"{name}.json", lambda f, text=text: f.write(text.encode()))
-    return parts
+        if time.monotonic() + seconds <= end:
+            reason = run_part(command, figures, seconds)
+        if reason:
+            failed.append(f"{part} ({reason})")
+    return failed
 
 
-def print_medians(parts: dict) -> None:
-    """Print the median speed of the processes of each size and step."""
+def print_medians(folder: Path) -> None:
+    """Print the median speed of the processes of each size and step, by the figures in the folder."""
     speeds, medians = {}, {}
-    for label, part in parts.items():
-        for row in part.get("variants", ()):
-            speeds.setdefault(label.rpartition("_")[0], []).append(row["tokens_per_s"])
+    for part in SCRIPTS["cpu-check"]:
+        if (figures := folder / f"{part}.json").exists():
+            row = json.loads(figures.read_bytes())["variants"][0]
+            speeds.setdefault(part.rpartition("_")[0], []).append(row["tokens_per_s"])
     for name, found in speeds.items():
         medians[name] = statistics.median(found)
         ratio = medians[name] / medians.get(f"{name.partition('_')[0]}_nanogpt", math.nan)
@@ -134,21 +109,18 @@ def print_medians(parts: dict) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the script that `argv` names. SystemExit without a GPU for it, and if a part fails."""
-    tiny = argv[-1:] == ["--tiny"]
-    words = argv[:-1] if tiny else argv
-    if len(words) != 2 or words[0] not in SCRIPTS:
-        sys.exit(f"usage: python -m nanodnt.bench {'|'.join(SCRIPTS)} FOLDER [--tiny]")
-    name, folder = words[0], Path(words[1]).absolute()
-    if name.startswith("gpu") and not tiny and not torch.cuda.is_available():
+    if len(argv) != 2 or argv[0] not in SCRIPTS:
+        sys.exit(f"usage: python -m nanodnt.bench {'|'.join(SCRIPTS)} FOLDER")
+    name, folder = argv[0], Path(argv[1]).absolute()
+    if name.startswith("gpu") and not torch.cuda.is_available():
         sys.exit("error: this machine has no CUDA GPU")
     make_folder(folder, "FOLDER")
-    parts = run_script(name, folder, tiny)
+    failed = run_script(name, folder)
     if name == "cpu-check":
-        print_medians(parts)
-    failed = [f"{label} ({part['failed']})" for label, part in parts.items() if part["failed"]]
-    print(f"in {folder}" + ("; failed: " + ", ".join(failed) if failed else ""))
+        print_medians(folder)
+    print(f"figures: {folder}")
     if failed:
-        sys.exit(1)
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

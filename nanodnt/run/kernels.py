@@ -69,10 +69,7 @@ def compute_ffn(x, up, down, slope, operators=None) -> list:
     from layers import ffn
 
     operators = operators or ffn.OPERATORS
-    results = [operators.multiply_and_scale(x, down, slope)]
-    for act in ffn.DERIVATIVES:
-        results += operators.multiply_and_activate(x / 8, up, act)
-    return results
+    return [operators.multiply_and_scale(x, down, slope), *operators.multiply_and_activate(x / 8, up)]
 
 
 def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
