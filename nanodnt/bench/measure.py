@@ -43,11 +43,8 @@ def seconds_of(run, n: int, device: torch.device, readings: list | None = None) 
         for event in events[1:]:
             run()
             event.record()
-        while readings is not None:  # the host has launched everything, so reading delays no step
+        if readings is not None:  # the host has launched everything, so reading delays no step
             readings += read_sensors(device)
-            if events[-1].query():
-                break
-            time.sleep(0.02)
         wait_for(device)
         return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
     times = [clock()]
@@ -114,26 +111,25 @@ def build(make, setting: Setting) -> Variant:
     return variant
 
 
-def take_turns(runs: dict, setting: Setting, readings: dict | None = None) -> dict:
-    """{name: seconds of each timed call, one list per round}. In a round all take turns: a warm call, `steps` timed.
-    `readings`: {name: a list for `read_sensors` during its calls}, on CUDA."""
-    seconds, device = {name: [] for name in runs}, setting.env.device
+def take_turns(runs: dict, setting: Setting) -> tuple:
+    """({name: seconds of each timed call, one list per round}, {name: results of `read_sensors` in its rounds}). In a
+    round all take turns: a warm call, `steps` timed."""
+    seconds, readings, device = {name: [] for name in runs}, {name: [] for name in runs}, setting.env.device
     # On a GPU one more is left out. It starts with an empty queue, so launches by the host add to
     # its time, and to a faster step they add a larger share: it would look slower than it is.
     dropped = 1 if device.type == "cuda" else 0
     for i in range(setting.bench.repeats):
         for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order
             run()  # fills the caches with its own data
-            timed = seconds_of(run, dropped + setting.steps, device, (readings or {}).get(name))
+            timed = seconds_of(run, dropped + setting.steps, device, readings[name])
             seconds[name].append(timed[dropped:])
-    return seconds
+    return seconds, readings
 
 
 def time_variants(variants: list, setting: Setting) -> None:
     """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds`,
     `readings` and `parts`."""
-    readings = {i: [] for i in range(len(variants))}
-    seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting, readings)
+    seconds, readings = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
     for i, variant in enumerate(variants):
         phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.steps)]
         variant.parts = {part: statistics.median(one[part] for one in phases) for part in PARTS}

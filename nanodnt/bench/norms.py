@@ -32,7 +32,7 @@ def time_norms(setting: Setting) -> dict:
         for norm, model in models.items():
             of_norm = norm_calls(norm, model, mode, setting)
             calls |= {(case, norm): call for case, call in of_norm.items()}
-        times = take_turns(calls, setting)
+        times, _ = take_turns(calls, setting)
         seconds = {key: statistics.median(sum(rounds, [])) for key, rounds in times.items()}
         for case, norm in sorted(calls, key=lambda key: key[0]):
             row = dict(name=f"{case}, {mode}: {norm}", norm=norm, case=case, way=mode, rounds_s=times[case, norm])

@@ -22,29 +22,19 @@ KINDS = {  # of kernels, on a CPU of operators: the first pattern that is found 
     "products": "gemm|nvjet|cutlass|xmma|splitk|cublas|mkldnn|::(add|b)?mm|triton_tem|product",
     "other": "",
 }
-COLUMNS = {
-    "ms/step": lambda r: format_ms(r["seconds"]),
-    "share": lambda r: f"{r['share']:.1%}",
-    "calls/step": lambda r: f"{r['calls']:.0f}",
-}
-
-
-def kind_of(name: str) -> str:
-    """Which of KINDS a kernel of this name is."""
-    return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+COLUMNS = {"ms/step": lambda r: format_ms(r["seconds"]), "share": lambda r: f"{r['share']:.1%}"}
 
 
 def sum_by_kind(kernels: list, step_s: float, idle: bool) -> list:
-    """A row for each kind. `kernels`: (name, seconds, calls) in a step of `step_s` seconds. With `idle`
-    also one for the time in which no kernel runs, as those of one stream do not overlap."""
-    sums = {kind: [0.0, 0.0] for kind in KINDS}
-    for name, seconds, calls in kernels:
-        kind = sums[kind_of(name)]
-        kind[0] += seconds
-        kind[1] += calls
+    """A row for each kind. `kernels`: (name, seconds) in a step of `step_s` seconds. With `idle` also one
+    for the time in which no kernel runs, as those of one stream do not overlap."""
+    sums = dict.fromkeys(KINDS, 0.0)
+    for name, seconds in kernels:
+        kind = next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+        sums[kind] += seconds
     if idle:
-        sums["no kernel runs"] = [step_s - sum(seconds for seconds, _ in sums.values()), 0]
-    return [dict(name=k, seconds=s, share=s / step_s, calls=n) for k, (s, n) in sums.items()]
+        sums["no kernel runs"] = step_s - sum(sums.values())
+    return [dict(name=kind, seconds=seconds, share=seconds / step_s) for kind, seconds in sums.items()]
 
 
 def profile_steps(setting: Setting) -> dict:
@@ -65,7 +55,7 @@ def profile_steps(setting: Setting) -> dict:
     if cuda:  # the calls that start the kernels would count twice
         on_gpu = torch.autograd.DeviceType.CUDA
         events = [e for e in events if e.device_type == on_gpu and not e.is_user_annotation]
-    kernels = [(e.key, getattr(e, of_kernels) / 1e6 / STEPS, e.count / STEPS) for e in events]
+    kernels = [(e.key, getattr(e, of_kernels) / 1e6 / STEPS) for e in events]
     kinds = sum_by_kind(kernels, step_s, idle=cuda)
     setting.env.print("\n".join([*make_table(kinds, COLUMNS), ""]))
     setting.env.print(f"{STEPS} steps, {format_ms(step_s)} ms each\nwritten: {path}")

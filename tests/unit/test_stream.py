@@ -71,12 +71,9 @@ def test_the_flag_sets_it():
     [
         ("auto", "cuda", BF16, BF16),
         ("auto", "meta", BF16, BF16),
-        ("auto", "cuda", torch.float16, None),
         ("auto", "cuda", torch.float32, None),
         ("auto", "cpu", BF16, None),
-        ("auto", "mps", torch.float32, None),
         ("float32", "cuda", BF16, None),
-        ("bfloat16", "cpu", torch.float32, BF16),
     ],
 )
 def test_on_a_gpu_it_follows_the_products(setting, device, dtype, chosen):
