@@ -94,16 +94,15 @@ def busy_cores() -> float | None:
 
 def build(make, setting: Setting) -> Variant:
     """The Variant that make() returns, compiled and warm; on CUDA with its peak memory."""
-    device, held = setting.env.device, 0
-    if device.type == "cuda":
-        gc.collect()
-        held = torch.cuda.memory_allocated(device)  # by other variants
+    device, cuda = setting.env.device, setting.env.device.type == "cuda"
+    gc.collect()
+    held = torch.cuda.memory_allocated(device) if cuda else 0  # by other variants
     variant = make()
     (first,) = seconds_of(variant.run, 1, device)
-    if device.type == "cuda":
+    if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     warm = seconds_of(variant.run, setting.bench.warmup, device)
-    if device.type == "cuda":
+    if cuda:
         variant.memory = torch.cuda.max_memory_allocated(device) - held
     if variant.compile_s is not None:  # the first call may compile, too
         variant.compile_s += max(0.0, first - statistics.median(warm))

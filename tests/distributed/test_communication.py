@@ -156,39 +156,33 @@ SPLITS = list(product(LAYOUTS, (ROWS, MICRO)))
 
 
 def ways_of_ddp(rank, world, folder):
-    """Leaves, for each of SPLITS, the gradients of this process, and averaged in one message and in buckets."""
+    """Leaves, for each of SPLITS, the gradients that are averaged in one message, and in buckets."""
     found = {}
     with joined(rank, world, folder / "ddp", parallel="ddp") as env:
         for layout, micro in SPLITS:
             model = prepare_model(make_model(LAYOUTS[layout]), CONFIG, env)
             model.wte.weight.data += rank  # the first one's is taken
             average = parallel.averaging(model)
-            how = rows_of(rank), micro
-            own = make_gradients(model, model, *how)[1]
-            message = make_gradients(model, model, *how, average)[1]
+            message = make_gradients(model, model, rows_of(rank), micro, average)[1]
             model.wpe.weight.grad = None
             average()
             assert model.wpe.weight.grad is None
-            buckets = make_gradients(model, parallel.data_parallel(model, env), *how)[1]
-            found[layout, micro] = own, message, buckets
+            wrapped = parallel.data_parallel(model, env)
+            found[layout, micro] = message, make_gradients(model, wrapped, rows_of(rank), micro)[1]
     torch.save(found, folder / f"{rank}")
 
 
 @pytest.mark.parametrize("world", spread((2, 3, 4), [2]))
 def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
-    """Two processes get the same bits: the sum of two numbers has no order. Of more, a division and world − 1 sums
-    round in both ways, by half an eps of what is added. However rows are split over micro batches and processes,
-    gradients are those of one process."""
+    """Two processes get the same bits: the sum of two numbers has no order. However rows are split over micro batches
+    and processes, gradients are those of one process."""
     processes(world, ways_of_ddp, tmp_path)
     found = [torch.load(tmp_path / f"{rank}", weights_only=False) for rank in range(world)]
     for layout, micro in SPLITS:
-        _, message, buckets = found[0][layout, micro]
+        message, buckets = found[0][layout, micro]
         assert_close(message, alone(LAYOUTS[layout], world, micro)[1], SUMS)
-        for name, entry in message.items():
-            added = sum(its[layout, micro][0][name].abs() for its in found) / world
-            assert ((entry - buckets[name]).abs() <= roundings(world) * added).all(), name
         assert world > 2 or different(message, buckets) == []
-        assert all(different(its[layout, micro][1], message) == [] for its in found)
+        assert all(different(its[layout, micro][0], message) == [] for its in found)
 
 
 # --------------------------------------------------------------------------------------------------------------- FSDP

@@ -538,15 +538,11 @@ def test_a_script_goes_on_after_what_fails_and_says_so(name, tmp_path, monkeypat
 def test_medians_of_processes(tmp_path, capsys):
     """Of those that have left figures."""
     speeds = dict(small_nanogpt_1=10, small_nanogpt_3=20, small_ours_1=60, small_ours_2=90, small_ours_3=30)
-    for part, speed in (speeds | {"124m_ours_1": 5}).items():
+    for part, speed in speeds.items():
         (tmp_path / f"{part}.json").write_text(json.dumps(dict(variants=[dict(tokens_per_s=speed)])))
     scripts.print_medians(tmp_path)
-    ratios = re.findall(r"(.*): (\d+) tokens/s, median of (\d), (.*) × nanogpt", capsys.readouterr().out)
-    assert ratios == [
-        ("small_nanogpt", "15", "2", "1.00"),
-        ("small_ours", "60", "3", "4.00"),
-        ("124m_ours", "5", "1", "nan"),
-    ]
+    found = re.findall(r"small_(.*): (\d+) tokens/s, median of (\d), (.*) × nanogpt", capsys.readouterr().out)
+    assert found == [("nanogpt", "15", "2", "1.00"), ("ours", "60", "3", "4.00")]
 
 
 @pytest.mark.parametrize("name, error", [("gpu-check", "has no CUDA GPU"), ("gpu-chek", "usage: ")])

@@ -155,12 +155,8 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
 
 
 QKV = {"LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS}
-QKV |= {
-    "unified": UNIFIED,
-    "rotated without a norm": LLAMA,
-    "none": NONE,
-    "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1),
-}
+QKV |= {"unified": UNIFIED, "none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
+QKV["rotated without a norm"] = LLAMA
 
 
 @pytest.mark.parametrize("name", spread(tuple(QKV), fast=("LLaMA", "rotated without a norm")))
