@@ -39,7 +39,7 @@ OWN = {"support", "conftest", *FOLDERS, *(name[:-3] for name in IN_ROOT)}
 OPTIONAL = {"wandb", "transformers", "triton"}
 MAX_FUNCTION_LINES = 60
 # Lower these when something goes. Flags are those of the model and of training; refusals, `raise ValueError`.
-MAX_FLAGS, MAX_REFUSALS, MAX_IMPORTS_OF_TRAIN = 149, 347, 54
+MAX_FLAGS, MAX_REFUSALS, MAX_IMPORTS_OF_TRAIN = 149, 348, 54
 COUNT_IMPORTS = """
 import sys
 import train
