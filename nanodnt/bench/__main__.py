@@ -4,6 +4,7 @@ python -m nanodnt.bench gpu-check out/gpu          # 9 minutes on one GPU: is it
 python -m nanodnt.bench gpu-profile out/gpu        # 4 minutes: where the time of a step goes
 python -m nanodnt.bench gpu-papers out/gpu         # 8 minutes: DyT's Table 7, DNT's Table 2
 python -m nanodnt.bench cpu-check out/cpu          # up to an hour: our step beside nanoGPT's on a CPU
+python -m nanodnt.bench gpu-check out/try --tiny   # tiny models on a CPU: does every part run
 
 No part begins that might not end in time. An error ends its own part only; the last line names what
 failed, and the exit code is then 1. Figures of each part come as FOLDER/PART.json.
@@ -66,11 +67,17 @@ SCRIPTS = {  # {part: (upper estimate of its seconds, our guess, after which it 
         for only in ("nanogpt", "nanogpt-bf16", "ours")
     },
 }
+TINY = dict(n_layer=1, n_head=2, n_embd=32, n_ff=64, block_size=16, vocab_size=64, batch_size=4)
+TINY |= dict(micro_batch_size=2, repeats=1, steps=1, device="cpu", dtype="float32", compile=False)
 
 
-def run_part(command: str, figures: Path, seconds: float) -> str:
+def run_part(command: str, figures: Path, seconds: float, tiny: bool) -> str:
     """Run Python with this command; bench.py writes its figures to a file. Returns why it failed, or ""."""
     words = shlex.split(command)
+    if tiny and words[0] == "bench.py":
+        flags = {f"--{name}": value for name, value in TINY.items()}
+        words = [word for word in words if word.partition("=")[0] not in flags]
+        words += [f"{flag}={value}" for flag, value in flags.items()]
     if words[0] == "bench.py":
         words += ["--data=random", f"--json={figures}"]
     print(f"\n{time.strftime('%X')} python {shlex.join(words)}", flush=True)
@@ -81,14 +88,14 @@ def run_part(command: str, figures: Path, seconds: float) -> str:
     return f"exit code {code}" if code else ""
 
 
-def run_script(name: str, folder: Path) -> list[str]:
+def run_script(name: str, folder: Path, tiny: bool) -> list[str]:
     """Run the parts of a script. Returns those that failed, each with the reason."""
     failed, end = [], time.monotonic() + 60 * MINUTES[name]
     for part, (seconds, command) in SCRIPTS[name].items():
         figures, reason = folder / f"{part}.json", "no time"
         figures.unlink(missing_ok=True)  # of an earlier run
         if time.monotonic() + seconds <= end:
-            reason = run_part(command, figures, seconds)
+            reason = run_part(command, figures, seconds, tiny)
         if reason:
             failed.append(f"{part} ({reason})")
     return failed
@@ -109,13 +116,14 @@ def print_medians(folder: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the script that `argv` names. SystemExit without a GPU for it, and if a part fails."""
-    if len(argv) != 2 or argv[0] not in SCRIPTS:
-        sys.exit(f"usage: python -m nanodnt.bench {'|'.join(SCRIPTS)} FOLDER")
+    tiny = argv[2:] == ["--tiny"]
+    if len(argv) != 2 + tiny or argv[0] not in SCRIPTS:
+        sys.exit(f"usage: python -m nanodnt.bench {'|'.join(SCRIPTS)} FOLDER [--tiny]")
     name, folder = argv[0], Path(argv[1]).absolute()
-    if name.startswith("gpu") and not torch.cuda.is_available():
+    if name.startswith("gpu") and not tiny and not torch.cuda.is_available():
         sys.exit("error: this machine has no CUDA GPU")
     make_folder(folder, "FOLDER")
-    failed = run_script(name, folder)
+    failed = run_script(name, folder, tiny)
     if name == "cpu-check":
         print_medians(folder)
     print(f"figures: {folder}")

@@ -535,6 +535,15 @@ def test_a_script_goes_on_after_what_fails_and_says_so(name, tmp_path, monkeypat
             setting.model_config.check()
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["gpu-check", "gpu-profile", "gpu-papers"])
+def test_every_part_of_a_script_runs(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(scripts.MINUTES, name, 60)
+    scripts.main([name, str(tmp_path), "--tiny"])
+    figures = [json.loads(path.read_bytes()) for path in tmp_path.glob("*.json")]
+    assert len(figures) == len(scripts.SCRIPTS[name]) - (name == "gpu-check")  # all but its tests
+
+
 def test_medians_of_processes(tmp_path, capsys):
     """Of those that have left figures."""
     speeds = dict(small_nanogpt_1=10, small_nanogpt_3=20, small_ours_1=60, small_ours_2=120, small_ours_3=30)
