@@ -56,7 +56,7 @@ def prepare_model(model, config, env, device: torch.device | None = None):
     return model.to(device).set_runtime(
         compute_dtype=env.dtype,
         stream_dtype=choose_stream_dtype(config.stream_dtype, env),
-        kernels=choose_kernels(config.kernels, env)[0],
+        kernels=choose_kernels(config.kernels, device, env.dtype)[0],
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,
@@ -89,8 +89,8 @@ class Trainer:
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     step_model: Callable | None = None  # what is called: the model compiled, wrapped for several processes; None: model
-    average_gradients: Callable = lambda: None  # called after the last micro batch, where step_model does not average
     on_phase_end: Callable = lambda phase: None  # called after forward and backward of micro batches, clip, optimizer
+    average_gradients: Callable = lambda: None  # called after the last micro batch, where step_model does not average
 
 
 def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None) -> StepResult:

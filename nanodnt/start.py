@@ -241,7 +241,7 @@ def compile_run(run) -> None:
         kernel = "flex" if can_use_flex(run.model.config, config, env) else kernel
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled and env.device.type == "cuda":
-        env.print(f"kernels: {choose_kernels(config.kernels, env)[1]}")
+        env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype)[1]}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
         run.compiled = compile_model(run.model, config, example, env)

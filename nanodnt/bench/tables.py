@@ -35,6 +35,7 @@ def format_gb(value) -> str:
 def header(setting: Setting) -> dict:
     """What is measured, and on which machine."""
     model_config, config, env = setting.model_config, setting.config, setting.env
+    kernels = choose_kernels(config.kernels, env.device, env.dtype)[1] if config.compile else "none (not compiled)"
     full = setting.full_accumulation
     batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
     rows = f"{setting.micro} {setting.task.row_noun} of {model_config.block_size} tokens"
@@ -45,7 +46,7 @@ def header(setting: Setting) -> dict:
         "attention": attention_backend(model_config, env),
         "dtype": dtype_name(env.dtype),
         "compile": config.compile,
-        "kernels": "none (not compiled)" if config.compile is False else choose_kernels(config.kernels, env)[1],
+        "kernels": kernels,
         "optimizer": config.optimizer,
         "data": setting.bench.data,
         "step": f"{rows} × {setting.accumulation} accumulation ({batch})",

@@ -19,6 +19,13 @@ class Optimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)
 
+    def state_dict(self) -> dict:
+        """Without `compiled`: how a run computes is in no checkpoint."""
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            del group["compiled"]
+        return saved
+
     def gradients(self) -> list:
         """The gradients that are a derivative of the loss: all but the loads that the balance rule is given."""
         params = [p for group in self.param_groups if group["rule"] != "balance" for p in group["params"]]

@@ -12,14 +12,14 @@ KERNELS = {"off": {}, "auto": dict(cross_entropy=(8, 0), qkv=(8, 0))}
 KERNELS["all"] = KERNELS["auto"] | dict(ffn=(9, 0))
 
 
-def choose_kernels(setting: str, env) -> tuple:
+def choose_kernels(setting: str, device: torch.device, dtype: torch.dtype) -> tuple:
     """(names for `Runtime.kernels`, a text that says which and why) by the flag `kernels`."""
-    if env.device.type != "cuda" or torch.version.hip:
+    if device.type != "cuda" or torch.version.hip:
         return (), "none (they need an NVIDIA GPU)"
-    capability = torch.cuda.get_device_capability(env.device)
+    capability = torch.cuda.get_device_capability(device)
     names = []
-    for name in possible_kernels(setting, capability, env.dtype):
-        if name not in TRIALS or works(name, env.device, env.dtype):
+    for name in possible_kernels(setting, capability, dtype):
+        if name not in TRIALS or works(name, device, dtype):
             names.append(name)
     listed = ", ".join(names) or "none"
     return tuple(names), f"{listed} ({setting}, compute capability {capability[0]}.{capability[1]})"

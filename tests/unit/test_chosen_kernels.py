@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from nanodnt.run import kernels
-from nanodnt.run.environment import Env
 from support.runs import ROOT
 
-GPU = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
+GPU = torch.device("cuda"), torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +33,10 @@ def forget():
 def test_by_the_flag_and_the_gpu(setting, capability, names, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(kernels, "works", lambda *_: True)
-    found, text = kernels.choose_kernels(setting, GPU)
+    found, text = kernels.choose_kernels(setting, *GPU)
     assert found == names
     assert text == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
-    assert kernels.choose_kernels(setting, Env(0, 1, torch.device("cpu"), torch.float32, False))[0] == ()
+    assert kernels.choose_kernels(setting, torch.device("cpu"), torch.float32)[0] == ()
     assert "ffn" not in kernels.possible_kernels(setting, capability, torch.float32)
 
 
@@ -60,10 +59,10 @@ def test_an_operator_that_is_wrong_is_left_out(kind, monkeypatch, capsys):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "try_kernel", lambda name, device, dtype: trial(name, torch.device("cpu"), dtype))
-    assert kernels.works("cross_entropy", torch.device("cpu"), GPU.dtype)
+    assert kernels.works("cross_entropy", torch.device("cpu"), GPU[1])
     monkeypatch.setitem(kernels.TRIALS, "cross_entropy", (spoilt, shapes))
     for _ in range(2):
-        assert kernels.choose_kernels("auto", GPU)[0] == ("qkv",)
+        assert kernels.choose_kernels("auto", *GPU)[0] == ("qkv",)
     warning = f"warning: the kernel cross_entropy does not work here ({reason}): plain code takes its place\n"
     assert capsys.readouterr().out == warning
 
