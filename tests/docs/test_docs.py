@@ -88,7 +88,7 @@ def test_every_config_loads_builds_and_names_its_command(path):
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
 FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
-FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle"
+FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle tiny"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
