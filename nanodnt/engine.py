@@ -56,7 +56,7 @@ def prepare_model(model, config, env, device: torch.device | None = None):
     return model.to(device).set_runtime(
         compute_dtype=env.dtype,
         stream_dtype=choose_stream_dtype(config.stream_dtype, env),
-        kernels=choose_kernels(config.kernels, device, env.dtype)[0],
+        kernels=choose_kernels(config.kernels, device, env.dtype)[0] if config.compile else (),  # eager code has none
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,

@@ -47,12 +47,15 @@ def time_norms(setting: Setting) -> dict:
 
 def make_models(setting: Setting) -> dict:
     """{norm: a model with it}, whose weights have the dtype of the products, as in the paper. The
-    models share their matrices: a GPU of 80 GB holds those of a LLaMA 7B and their gradients once."""
+    models share their matrices, drawn once: a GPU of 80 GB holds those of a LLaMA 7B and their gradients once."""
     models, matrices, env = {}, {}, setting.env
     for norm in NORMS:
         one = setting.replace(**PLAIN | dict(norm=norm))
-        model = one.task.network().empty(one.model_config).to(env.dtype).to_empty(device=env.device)
-        model.init_weights(one.config.seed)
+        model = one.task.network().empty(one.model_config).to(env.dtype)
+        own = {name: p for name, p in model.named_parameters() if name not in matrices}
+        own = {name: torch.empty_like(p, device=env.device) for name, p in own.items()}
+        model.load_state_dict(own, strict=False, assign=True)
+        model.init_weights(one.config.seed)  # nothing is drawn for what is still on the meta device
         matrices = matrices or {name: p for name, p in model.named_parameters() if p.ndim > 1}
         model.load_state_dict(matrices, strict=False, assign=True)
         models[norm] = prepare_model(model, one.config, env)
