@@ -102,6 +102,15 @@ def test_one_of_two_processes_dies(faults, dataset, tmp_path):
         assert codes.pop(outcome.fault.rank) == -signal.SIGKILL and codes == [1], outcome
 
 
+def test_one_of_two_processes_is_stopped_before_its_first_step(dataset, tmp_path):
+    """It has nothing to save and ends at once. The other, which waits for it, ends with one line."""
+    command = COMMANDS["two processes"]
+    reference = Trial(tmp_path / "reference", command, dataset)
+    early = Fault("SIGTERM, evaluation", 0.0, 1)
+    (outcome,) = strike_all(Trial(tmp_path / "trial", command, dataset, reference), [early])
+    assert outcome.codes == (1, 128 + signal.SIGTERM)
+
+
 def hang_in_step_12(rank, world, config):
     """Rank 1 stops in its 13th step, as it would in the debugger."""
     stop = at_call(train, "training_step", 13, lambda *_: kill_me(signal.SIGSTOP))

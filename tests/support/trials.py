@@ -88,6 +88,7 @@ WORDS = {  # of the message, where a fault has one
     "data missing": "train.bin has 0 bytes",
 }
 LOST = "lost or never met the other processes"
+NOTHING_TO_SAVE = "nothing to save"  # of a process that a signal ends before its first step
 
 
 class Trial:
@@ -262,7 +263,7 @@ class Trial:
         before its checkpoint is begun, and a checkpoint is begun when the one before is on disk. A run that is asked to
         stop saves where it stops, unless it has made no step: then the rows are those of a start before."""
         last = found[-1]["step"] if found else 0
-        if set(codes) <= {0, 128 + signal.SIGTERM} and "nothing to save" not in self.output()[1]:
+        if set(codes) <= {0, 128 + signal.SIGTERM} and NOTHING_TO_SAVE not in self.output()[1]:
             return last
         begun = [s for s in range(last) if s % EVAL == 0 or s % SAVE == 0]
         return begun[-2] if len(begun) > 1 else 0
@@ -281,6 +282,7 @@ class Trial:
         signums = [signal.Signals[name] for name in kind.what.split()]
         allowed = {-s for s in signums} | {128 + s for s in signums if s != signal.SIGKILL}
         running = "\ncompile " in out and "\ndone at " not in out and "\nstopped at " not in out
+        running = running and NOTHING_TO_SAVE not in err
         if running and signal.SIGKILL not in signums:  # the run itself handles the signal
             allowed = {128 + s for s in signums}
         if not out:  # before train.py began
