@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from layers.roles import MATRICES
 from layers.sharding import local_shard, own_rows, shard_dim, shard_group
-from nanodnt.optim.kernels import average_gradients, can_compile, count_step, plain_adamw, update_each
+from nanodnt.optim.kernels import can_compile, count_step, plain_adamw, update_averages, update_each
 from nanodnt.optim.registry import RATIOS, if_finite, one_if_finite, register
 
 
@@ -43,7 +43,7 @@ def step(work, grad_scale, found_inf):
             update_each(plain_adamw, (*lists, steps), grad_scale, found_inf, compiled, **numbers)
             continue
         own, how = (list(map(local_shard, ts)) for ts in (params, grads, m)), dict(nesterov=False, compiled=compiled)
-        average_gradients(*own, None, grad_scale, found_inf, beta=beta1, **how)
+        update_averages(*own, None, grad_scale, found_inf, beta=beta1, **how)
         averages, counts = torch.cat(v), list(map(len, v))  # of all blocks of the group, one after the other
         averages.lerp_(if_finite(found_inf, mean_squares(group, params, grads, counts), averages), 1 - beta2)
         torch._foreach_copy_(v, averages.split(counts))

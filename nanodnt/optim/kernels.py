@@ -47,7 +47,7 @@ def update_sgd(params, grads, momenta, grad_scale, found_inf, compiled: bool = F
     fused_sgd(params, grads, momenta, grad_scale, found_inf, **numbers, dampening=0.0)
 
 
-def average_gradients(
+def update_averages(
     params, grads, averages, ahead, grad_scale, found_inf, *, beta: float, nesterov: bool, compiled: bool
 ) -> None:
     """In place:  g ← g / grad_scale;  m ← β m + (1 − β) g;  u ← β m + (1 − β) g with Nesterov, else u ← m. `ahead`: a

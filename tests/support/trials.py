@@ -282,7 +282,6 @@ class Trial:
         signums = [signal.Signals[name] for name in kind.what.split()]
         allowed = {-s for s in signums} | {128 + s for s in signums if s != signal.SIGKILL}
         running = "\ncompile " in out and "\ndone at " not in out and "\nstopped at " not in out
-        running = running and NOTHING_TO_SAVE not in err
         if running and signal.SIGKILL not in signums:  # the run itself handles the signal
             allowed = {128 + s for s in signums}
         if not out:  # before train.py began
@@ -293,7 +292,8 @@ class Trial:
         wrong = [] if struck in allowed else [f"exit code {struck}, {err[-500:]!r}"]
         for code in others:  # stopped too, or at the end already, or left alone
             stopped = set() if signal.SIGKILL in signums else {143}  # of a rank that did not get the signal itself
-            alone = code == 1 and LOST in err and not (running and stopped)
+            stops_together = running and stopped and NOTHING_TO_SAVE not in err
+            alone = code == 1 and LOST in err and not stops_together
             if code not in {0} | stopped and not alone:
                 wrong.append(f"another process's exit code {code}, {err[-500:]!r}")
         if "Traceback" in err and -signal.SIGINT not in codes:

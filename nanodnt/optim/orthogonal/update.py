@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
-from nanodnt.optim.kernels import average_gradients, can_compile, update_sgd
+from nanodnt.optim.kernels import can_compile, update_averages, update_sgd
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
 
 
@@ -76,7 +76,7 @@ def directions(group, matrices: list, grad_scale, found_inf, wanted: bool = True
     shape, dtype = (len(grads) if wanted else 0, *grads[0].shape), getattr(torch, group["ns_dtype"])
     stack = grads[0].new_empty(shape, dtype=dtype)
     how = dict(beta=group["momentum"], nesterov=group["nesterov"], compiled=can_compile(group, params[0]))
-    average_gradients(params, grads, momenta, list(stack), grad_scale, found_inf, **how)
+    update_averages(params, grads, momenta, list(stack), grad_scale, found_inf, **how)
     return stack
 
 
