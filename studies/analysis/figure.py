@@ -9,7 +9,6 @@ A figure is a `measure` and a `panels`, put together by `@register` above its `p
 """
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import NamedTuple
 
 import matplotlib
@@ -39,7 +38,6 @@ class Figure(NamedTuple):
     window: int = 0  # it reads so many tokens of each sequence; 0 = all
     over_training: bool = False  # measured on every snapshot, else on the last alone
     table: tuple = ()  # statistics of each type that are printed too
-    says: Callable | None = None  # says(what was measured of a run's last checkpoint) → text that is printed too
 
 
 FIGURES = {}  # name: Figure, as --figures takes them
@@ -62,7 +60,6 @@ class Panel(NamedTuple):
     lines: list = ()  # of `line`
     ylabel: str = ""
     log: str = ""  # the axes that are logarithmic: "", "y" or "xy"
-    ticks: list = ()  # names of x = 0, 1, …
     paint: Callable | None = None  # paint(ax) draws what is not a line; it returns what needs a colorbar, or None
 
 
@@ -83,10 +80,11 @@ def by_block(values: list, style: str = "o-", first: int = 1, **how) -> tuple:
 
 def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
     """A line over the steps for each block, the first darkest; rows: [L] for each step. The legend names two."""
-    blocks, lines = list(zip_longest(*rows)), []
-    for i, (values, color) in enumerate(zip(blocks, shades(len(blocks)), strict=True)):
-        label = f"block {first + i}" if i in (0, len(blocks) - 1) else None
-        lines.append(line(steps, np.array(values, float), ".-", color=color, label=label))  # None becomes nan
+    values = np.array(rows)  # (steps, L)
+    colors = shades(values.shape[1])
+    lines = [line(steps, its, ".-", color=color) for its, color in zip(values.T, colors, strict=True)]
+    for block in (0, -1):
+        lines[block][1]["label"] = f"block {first + block % len(lines)}"
     return lines
 
 
@@ -97,27 +95,31 @@ def shades(n: int) -> list:
 
 def draw(runs: dict):
     """A matplotlib figure of {name of a run: its rows of panels}. Lines in one place have one scale for all runs."""
-    rows = [(name, i, row) for name, its in runs.items() for i, row in enumerate(its)]
-    size, alike = (len(rows), max(len(row) for *_, row in rows)), len({len(its) for its in runs.values()}) == 1
-    figure, axes = plt.subplots(*size, figsize=(9.5, 2.5 * size[0] + 0.6), squeeze=False)
+    rows = [(name, i, panels) for name, its in runs.items() for i, panels in enumerate(its)]
+    columns = max(len(panels) for *_, panels in rows)
+    figsize = (9.5, 2.5 * len(rows) + 0.6)
+    figure, axes = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
     for row, (name, i, panels) in zip(axes, rows, strict=True):
         for ax, top, panel in zip(row, axes[i], panels, strict=False):
-            if alike and panel.lines and ax is not top:
+            if panel.lines and ax is not top:
                 ax.sharey(top)
-            for values, how in panel.lines:
-                ax.plot(*values, **how)
-            if panel.paint and (image := panel.paint(ax)):
-                ax.grid(False)
-                figure.colorbar(image, ax=ax)
-            ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
-            ax.set(**{f"{axis}scale": "log" for axis in panel.log})
-            if panel.ticks:
-                ax.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=60, ha="right", rotation_mode="anchor")
-            if "block" in panel.xlabel:
-                ax.locator_params("x", integer=True)
-            if any(how.get("label") for _, how in panel.lines):
-                ax.legend()
+            draw_panel(ax, panel)
         row[0].set_ylabel(f"{name}\n{panels[0].ylabel}")
         for ax in row[len(panels) :]:
             ax.set_visible(False)
     return figure
+
+
+def draw_panel(ax, panel: Panel) -> None:
+    """Draw a panel on a matplotlib axis."""
+    for values, how in panel.lines:
+        ax.plot(*values, **how)
+    if panel.paint and (image := panel.paint(ax)):
+        ax.grid(False)
+        ax.figure.colorbar(image, ax=ax)
+    ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+    ax.set(**{f"{axis}scale": "log" for axis in panel.log})
+    if "block" in panel.xlabel:
+        ax.locator_params("x", integer=True)
+    if any(how.get("label") for _, how in panel.lines):
+        ax.legend()

@@ -6,16 +6,12 @@ import math
 import numpy as np
 import torch
 
-from layers.loss import LOGITS_BYTES
 from model import Transformer
 from nanodnt.run.tracking import MATRICES, matrix_types
-from studies.analysis.figure import TYPE_COLORS, Panel, blocks_over_steps, by_block, line, over_steps, register
+from studies.analysis.figure import TYPE_COLORS, Panel, by_block, line, over_steps, register
 from studies.analysis.runs import target_shares
 
-TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
 MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
-RATIOS = {"arithmetic": "ratio", "geometric": "geo_ratio"}  # S(Norm) / S(type) of each mean
-TABLE = (*MEANS, *RATIOS.values(), "lr_ratio")
 
 
 def trained_parameters(model: Transformer) -> dict:
@@ -53,25 +49,17 @@ def compute_gradients(model: Transformer, batches) -> dict:
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
-    """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I]: max_over_rms;
-    kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; participation (Σg²)² / (n Σg⁴), the share of
-    the entries that carry the energy, Gaussian 1/3; hill, the Hill estimate of the index α of the tail
-    P(|g| > x) ~ x^−α: 1 / mean of ln(aᵢ / aₖ₊₁) over the k largest |g|, 0.1 % of them, at least 10. Smaller = heavier;
-    nan if fewer than k + 1 are not 0."""
-    a = g.detach().abs().flatten().cpu().double().numpy()
-    n, largest = a.size, a.max(initial=0.0)
-    if not 0 < largest < math.inf:
-        return {"n": n, "rms": float(largest), **dict.fromkeys(TAIL_STATISTICS, math.nan)}
-    a = a / largest  # fourth powers of small gradients would be 0
-    square, fourth = np.square(a).mean(), np.square(np.square(a)).mean()
-    p50, p999 = np.quantile(a, (0.5, 0.999))
-    k = max(10, n // 1000)
-    top = np.partition(a, n - k - 1)[-k - 1 :] if n > k else np.zeros(1)  # the k + 1 largest, the smallest first
-    excess = np.log(top[1:] / top[0]).mean() if top[0] else math.nan
-    found = dict(rms=largest * square**0.5, max_over_rms=square**-0.5, kurtosis=fourth / square**2)
-    found |= dict(p999_over_p50=p999 / p50 if p50 else math.inf, hill=1 / excess if excess else math.inf)
-    found["participation"] = square**2 / fourth
-    return {"n": n} | {name: float(value) for name, value in found.items()}
+    """How heavy the tail of the entries of g is: "n", "rms", and whatever their scale "kurtosis", E g⁴ / (E g²)²,
+    Gaussian 3, and "max_over_rms" [I]. These two are nan where all entries are 0, or one is not finite."""
+    g = g.detach().cpu().double()  # holds fourth powers of the smallest and the largest fp32 numbers
+    rms = g.square().mean().sqrt()
+    kurtosis = (g / rms).pow(4).mean()
+    return {
+        "n": g.numel(),
+        "rms": rms.item(),
+        "kurtosis": kurtosis.item(),
+        "max_over_rms": (g.abs().max() / rms).item(),
+    }
 
 
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
@@ -92,7 +80,7 @@ def measure_gradients(model, batches, run):
     return {"types": types}
 
 
-@register("gradients", measure_gradients, tokens=65536, table=("rms", *TAIL_STATISTICS))
+@register("gradients", measure_gradients, tokens=65536, table=("rms", "kurtosis", "max_over_rms"))
 def draw_gradients(measured):
     """Gradient entries by type of matrix: density, and share beyond a size (DNT, Fig. 1)."""
     panels = []
@@ -132,11 +120,10 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
 
 @torch.no_grad()
 def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One label per token (B, T), or per image (B,), drawn from softmax(logits) of x (B, T, C); few exist at a time."""
-    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * len((model.head or model.wte).weight)))
+    """One label per token (B, T), or per image (B,), drawn from softmax(logits) of x (B, T, C)."""
     labels = []
-    for part in x.split(rows):
-        p = model.logits(part).softmax(-1).to(generator.device)
+    for sequence in x.split(1):  # the logits of all would be the largest tensor
+        p = model.logits(sequence).softmax(-1).to(generator.device)
         labels.append(torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(p.shape[:-1]))
     return torch.cat(labels).to(x.device)
 
@@ -157,79 +144,73 @@ def average_by_type(h: dict, types: dict) -> dict:
 def average_by_block(model: Transformer, h: dict) -> dict:
     """{type: {each of MEANS: [one per block]}} of `average_by_type`, nan for a block that lacks the type. Types: "all",
     all parameters of a block (Blockwise LR Fig. 7), and those that the blocks have."""
-    types, layers = model.block_types(), []
+    types = model.block_types()
+    blocks = []
     for i in range(len(model.blocks)):
-        mine = {name: t for name, t in h.items() if name.startswith(f"blocks.{i}.")}
-        layers.append(average_by_type(mine, dict.fromkeys(mine, "all")) | average_by_type(mine, types))
-    kinds = [kind for kind in ("all", "qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
-    return {kind: {m: [layer.get(kind, {}).get(m, math.nan) for layer in layers] for m in MEANS} for kind in kinds}
+        inside = {name: t for name, t in h.items() if name.startswith(f"blocks.{i}.")}
+        blocks.append(average_by_type(inside, dict.fromkeys(inside, "all")) | average_by_type(inside, types))
+    missing = dict.fromkeys(MEANS, math.nan)
+    kinds = [kind for kind in ("all", *TYPE_COLORS) if any(kind in its for its in blocks)]
+    return {kind: {mean: [its.get(kind, missing)[mean] for its in blocks] for mean in MEANS} for kind in kinds}
 
 
 def log10_density(values: torch.Tensor, bins: int) -> dict:
-    """{"edges": of `bins` even bins, in log₁₀, "density": of the positive entries, per decade, integral 1}; both empty
-    if none is positive (Blockwise LR Fig. 2)."""
+    """{"edges": of `bins` even bins, in log₁₀, "density": of the positive entries, per decade, integral 1} (Blockwise
+    LR Fig. 2)."""
     logs = values[values > 0].double().log10().numpy()
-    density, edges = np.histogram(logs, bins, density=True) if len(logs) else (logs, logs)
+    density, edges = np.histogram(logs, bins, density=True)
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
-def compare_to_norm(types: dict, train_config: dict) -> dict:
-    """`types`, of `average_by_type`, with "ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are
+def compare_to_norm(types: dict, train_config: dict) -> None:
+    """Add to `types`, of `average_by_type`, "ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are
     proportional by Blockwise LR sec. 5, Norm's own being 1; "geo_ratio": that of geometric means; "lr_ratio": in use by
     the run, nan without one. A ratio is nan without gains, inf over 0."""
-    found, norm = {}, types.get("norm", dict.fromkeys(MEANS, math.nan))
+    norm = dict(types.get("norm", dict.fromkeys(MEANS, math.nan)))
     for kind, its in types.items():
-        found[kind] = its | {name: norm[mean] / its[mean] if its[mean] else math.inf for mean, name in RATIOS.items()}
-        blockwise = train_config.get("blockwise_lr", True)
-        found[kind]["lr_ratio"] = train_config.get(f"lr_ratio_{kind}", math.nan) if blockwise else 1.0
-    return found
-
-
-def describe_ratios(found: dict) -> str:
-    """What LR ratios the principle has for a checkpoint, as flags of training: a line for each mean."""
-    lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes by hand from there (Blockwise LR, sec. 5)"]
-    for mean, name in RATIOS.items():
-        ratios = [(kind, its[name]) for kind, its in found["types"].items() if math.isfinite(its[name])]
-        flags = ["--blockwise_lr=True", *(f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios)]
-        lines.append(f"  {mean}: {' '.join(flags) if ratios else 'none, without gains'}")
-    return "\n".join(lines)
+        for name, mean in (("ratio", "arithmetic"), ("geo_ratio", "geometric")):
+            its[name] = norm[mean] / its[mean] if its[mean] else math.inf
+        its["lr_ratio"] = train_config.get(f"lr_ratio_{kind}", math.nan)
+        if not train_config.get("blockwise_lr", True):
+            its["lr_ratio"] = 1.0
 
 
 def measure_sharpness(model, batches, run):
-    draws, types, vocab = run.config.draws, model.block_types(), model.config.vocab_size or None  # images have none
+    draws, types = run.config.draws, model.block_types()
     h = estimate_sharpness(model, batches, draws, run.generator(run.device))
-    for name in [name for name, t in h.items() if types[name] in ("emb", "head") and t.ndim > 1]:
-        h[name] = h[name][:vocab]  # the rows that pad the vocabulary belong to no token
-    means, layers = compare_to_norm(average_by_type(h, types), run.train_config), average_by_block(model, h)
+    for name, t in h.items():
+        if types[name] in ("emb", "head") and t.ndim > 1 and model.config.vocab_size:  # 0: images have none
+            h[name] = t[: model.config.vocab_size]  # the rows that pad the vocabulary belong to no token
+    means = average_by_type(h, types)
+    compare_to_norm(means, run.train_config)
     density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
-    return {"draws": draws, "types": means, "layers": layers, "log10_density": density}
+    return {"draws": draws, "types": means, "layers": average_by_block(model, h), "log10_density": density}
 
 
-@register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=TABLE, says=describe_ratios)
+@register(
+    "sharpness",
+    measure_sharpness,
+    tokens=4096,
+    over_training=True,
+    table=(*MEANS, "ratio", "geo_ratio", "lr_ratio"),
+)
 def draw_sharpness(measured):
     """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
-    last, ticks, training, densities, blocks = measured[-1], [], [], [], []
+    last = measured[-1]
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
-    ends = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
-    fits = [its["arithmetic"] * its["ratio"] / (its["lr_ratio"] or math.nan) for its in map(last["types"].get, kinds)]
-    ends.append(line(kinds, fits, "kx", label="S(Norm) / LR ratio in use"))
+    averages = [line(kinds, [last["types"][kind][mean] for kind in kinds], label=mean) for mean in MEANS[:2]]
+    blocks = [by_block(last["layers"]["all"]["arithmetic"], "ko-", label="whole block")]
+    training, densities = [], []
     for kind in kinds:
-        color, zeros = TYPE_COLORS[kind], 100 * last["types"][kind]["zero_fraction"]
-        ticks.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)
+        color = TYPE_COLORS[kind]
         means = [m["types"][kind]["arithmetic"] for m in measured]
         training.append(over_steps(measured, means, color=color, label=kind))
         edges, density = map(np.array, last["log10_density"][kind].values())
         densities.append(line((edges[1:] + edges[:-1]) / 2, density, "-", color=color))
         if kind in last["layers"]:
             blocks.append(by_block(last["layers"][kind]["arithmetic"], color=color))
-    for mean, style in (("arithmetic", "ko-"), ("geometric", "ko:")):
-        blocks.append(by_block(last["layers"]["all"][mean], style, label=f"whole block, {mean}"))
-    panels = [Panel("mean h, the geometric\nwithout the zeros", "", ends, log="y", ticks=ticks)]
-    panels += [Panel("arithmetic mean h", "step", training, log="y")]
-    panels += [Panel("density of log₁₀ h\n(at the end)", "log₁₀ h", densities)]
-    panels += [Panel("mean h by block (at the end)", "block", blocks, log="y")]
-    steps, lower = [m["step"] for m in measured], []
-    for kind in [kind for kind in last["layers"] if kind != "all"]:
-        lines = blocks_over_steps(steps, [m["layers"][kind]["arithmetic"] for m in measured])
-        lower.append(Panel(f"mean h of {kind}, by block", "step", lines, log="y"))
-    return [panels, lower]
+    upper = [Panel("mean h, the geometric without the zeros", "", averages, log="y")]
+    upper += [Panel("arithmetic mean h over training", "step", training, log="y")]
+    lower = [Panel("density of log₁₀ h, at the end", "log₁₀ h", densities)]
+    lower += [Panel("arithmetic mean h by block, at the end", "block", blocks, log="y")]
+    return [upper, lower]

@@ -20,38 +20,32 @@ from studies.analysis.runs import Batches, CheckpointedRun, PretrainedModel
 class AnalyzeConfig:
     # --- what to draw ---
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, preconditioner,
-    #   variance, angular, removal, jacobian, conditioning, propositions, logits, experts, tracking
+    #   variance, angular, removal, jacobian, conditioning, logits, experts, tracking
     init_from: PathName = ""  # instead of runs: a folder or a name of Hugging Face, to be measured on `dataset`
     out: PathName = ""  # folder for the results; empty = RUN/analysis, for several runs or init_from out/analysis
-    report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
     baseline: PathName = ""  # name of the run that the others are compared with; empty = the first
-    smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
     dataset: PathName = ""  # its validation windows, or images, are read; empty = the run's own dataset. With
     #   init_from a text file (UTF-8), or a prepared dataset with that model's tokenizer, in windows of at most 1,024
     #   tokens
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
-    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness,
-    #   preconditioner 4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these and jacobian read 128
-    #   of a window). More tokens take more time, not more memory
+    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
+    #   4,096, jacobian 2,048, conditioning 256, scatter 128 (these two and jacobian read 128 of a window). More tokens
+    #   take more time, not more memory
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
     seed: int = 1337  # of sampled labels, positions and points
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
 
     def __post_init__(self):
-        names = [name.strip() for name in self.figures.split(",") if name.strip()]
-        self.figure_names = list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))  # each once
+        names = list(FIGURES) if self.figures == "all" else self.figures.split(",")
+        self.figure_names = list(dict.fromkeys(name.strip() for name in names))  # each once
         unknown = [name for name in self.figure_names if name not in FIGURES]
-        if unknown or not names:
-            raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {', '.join(FIGURES)}")
+        if unknown:
+            raise ValueError(f"figures={self.figures!r} has {unknown}: allowed are all, {', '.join(FIGURES)}")
         for name in ("tokens", "draws", "snapshots"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.smooth < 1:
-            raise ValueError(f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the run")
-        if self.init_from and self.report:
-            raise ValueError("report is of runs, and init_from is a model without one: leave it out")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must not be negative")
 
@@ -60,21 +54,21 @@ def analyze(paths: list, config: AnalyzeConfig) -> int:
     """Draw what `config` asks for of `paths`: run directories or checkpoint files, or the one folder or name that
     config.init_from is. Returns the exit code: 1 if a figure failed, which is printed. ValueError for what cannot
     be."""
+    if len(paths) == 1 and config.baseline:
+        raise ValueError("baseline is for runs compared: name several")
     device, _ = choose_device(config.device)
     names = compare.distinct_names([path.with_suffix("") if path.is_file() else path for path in paths])
     kind = PretrainedModel if config.init_from else CheckpointedRun
     runs = [kind(path, name, config, device) for path, name in zip(paths, names, strict=True)]
-    one = len(runs) == 1 and runs[0].folder
-    folder = Path(config.out or (one or Path("out")) / "analysis")
+    parent = runs[0].folder if len(runs) == 1 and runs[0].folder else Path("out")
+    folder = Path(config.out or parent / "analysis")
     make_folder(folder, "--out")
-    comparing, drawn = len(runs) > 1 or config.report, []
-    if not comparing and (config.baseline or config.smooth != AnalyzeConfig.smooth):
-        raise ValueError("baseline and smooth are for runs compared: name several, or add --report=True")
-    if comparing:  # first: mistakes in the records show at once, before anything slow
+    comparison, drawn = None, []
+    if len(runs) > 1:  # first: mistakes in the records show at once, before anything slow
         records = compare.load_records(list(dict.fromkeys(run.folder for run in runs)))
-        comparison = compare.compare_runs(records, folder, config.baseline, config.smooth)
-        print(compare.format_table(compare.table_cells(comparison["table"])))
-        print("".join(f"warning: {line}\n" for line in comparison["table"]["warnings"]), end="")
+        comparison = compare.compare_runs(records, folder, config.baseline)
+        print(compare.format_table(comparison["table"]))
+        print("".join(f"warning: {line}\n" for line in comparison["warnings"]), end="")
         drawn.append(folder / "loss.png")
     measured, failures = measure_runs(runs, config.figure_names)
     for name, found in measured.items():
@@ -82,28 +76,27 @@ def analyze(paths: list, config: AnalyzeConfig) -> int:
             drawn.append(write_figure(name, found, config, folder))
         except Exception as e:  # of matplotlib, a disk, …: the others are still drawn
             failures[name] = e
-    if comparing:
+    if comparison:
         drawn.append(compare.write_report(records, comparison, folder, [path.stem for path in drawn]))
     print("\n".join(map(str, drawn)))
     for what, error in failures.items():
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        print(f"error: {what} is not drawn: {kind}{' '.join(str(error).split())}", file=sys.stderr)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"error: {what} is not drawn: {reason}", file=sys.stderr)
     return 1 if failures else 0
 
 
 def measure_runs(runs: list, names: list) -> tuple[dict, dict]:
     """({figure: {run: [{"checkpoint", "step", and what was measured}, …]}}, {"RUN: FIGURE": the error that it had}). An
-    error of one figure does not stop the others. ValueError if none applies; the first error where all have one."""
+    error of one figure does not stop the others. ValueError if none applies."""
     results, reasons, failures = {name: {} for name in names}, [], {}
     for run in runs:
         left = list(names)
-        for i, path in enumerate(run.snapshots, 1):
+        for path in run.snapshots:
             model, step = run.load(path)
-            for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:
-                start, figure = time.perf_counter(), FIGURES[name]
+            for name in [n for n in left if FIGURES[n].over_training or path == run.snapshots[-1]]:
+                start = time.perf_counter()
                 try:
-                    batches = Batches(run, figure.tokens and (run.config.tokens or figure.tokens), figure.window)
-                    found = (batches.count if figure.tokens else {}) | figure.measure(model, batches, run)
+                    found = measure_figure(FIGURES[name], model, run)
                 except NotApplicable as e:
                     left.remove(name)
                     reasons.append(f"{run.name}: {name} is left out: {e}")
@@ -115,14 +108,20 @@ def measure_runs(runs: list, names: list) -> tuple[dict, dict]:
                     failures[f"{run.name}: {name}"] = e
                     continue
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
-                which = f" {i}/{len(run.snapshots)} checkpoints" if figure.over_training else ""
-                facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
-                print(", ".join(facts))
-    if not any(results.values()):
-        if failures:
-            raise next(iter(failures.values()))
+                seconds = f"{time.perf_counter() - start:.1f} s"
+                print(", ".join([f"{run.name}: {name} of {path.name}", *how_much(found), seconds]))
+    results = {name: found for name, found in results.items() if found}
+    if not results and not failures:
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")
-    return {name: found for name, found in results.items() if found}, failures
+    return results, failures
+
+
+def measure_figure(figure, model, run) -> dict:
+    """What `figure` measures of a model, and how many tokens or images it read."""
+    if not figure.tokens:
+        return figure.measure(model, None, run)
+    batches = Batches(run, run.config.tokens or figure.tokens, figure.window)
+    return batches.count | figure.measure(model, batches, run)
 
 
 def how_much(found: dict) -> list:
@@ -132,11 +131,12 @@ def how_much(found: dict) -> list:
 
 def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) -> Path:
     """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json. Print its
-    `table`, if it has one: a line for each type, of each run's last checkpoint; and what it `says`."""
-    figure, how = FIGURES[name], ", ".join(how_much(next(iter(results.values()))[0]))
+    `table`, if it has one: a line for each type, of each run's last checkpoint."""
+    figure = FIGURES[name]
+    title = f"{figure.shows} ({figure.after})" if figure.after else figure.shows
     with plt.rc_context(STYLE):  # "$" in a run's name would begin mathematics
         drawing = draw({run.replace("$", r"\$"): figure.panels(its) for run, its in results.items()})
-        drawing.suptitle(f"{figure.shows}{f' ({figure.after})' if figure.after else ''}{f'; {how}' if how else ''}")
+        drawing.suptitle(title)
         save_figure(drawing, folder / f"{name}.png")
     record = {"figure": name, "shows": figure.shows, "source": figure.after, "settings": asdict(config)}
     record["runs"] = round_for_json(results)
@@ -146,8 +146,6 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
         for run, (*_, last) in results.items():
             rows += [[run, kind, *(f"{its[key]:.4g}" for key in figure.table)] for kind, its in last["types"].items()]
         print("\n".join(table(rows)))
-    if figure.says:
-        print("\n".join(f"{run}: {figure.says(last)}" for run, (*_, last) in results.items()))
     return folder / f"{name}.png"
 
 

@@ -2,6 +2,7 @@
 open, and what we chose: docs/analysis.md."""
 
 import math
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -9,18 +10,12 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import SymLogNorm
 
-from layers.ops import upcast
-from layers.slot import CENTRES
 from model import Attention, Transformer
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import probe, watch
 from nanodnt.weights import without_block
 from studies.analysis.figure import BRANCHES, Panel, by_block, over_steps, register, shades
 from studies.analysis.runs import WINDOW, pick_evenly, target_shares
-
-THEORY = dict(pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0, branch_scale="none", fixup=False)
-THEORY |= dict(lns_power=0.5, lns_branches="both", lns_learn=False)  # what the theory is about: Pre-LN, and LNS
-MAX_UNIT = 1 << 24  # numbers that `token_angles` holds at a time, in float64: 128 MiB, and a copy or two
 
 
 @torch.no_grad()
@@ -38,73 +33,27 @@ def collect_streams(model: Transformer, batches):
     return walk(model, batches, [*model.blocks, model.final_norm], lambda x, *_: x.cpu())
 
 
-def moments(x: torch.Tensor, *_) -> tuple:
-    """(number, mean, variance) of the elements of x. The variance divides by their number."""
-    variance, mean = torch.var_mean(upcast(x), correction=0)
-    return x.numel(), mean.item(), variance.item()
-
-
-def joint_variance(parts: list) -> float:
-    """The variance of all elements of several tensors, of which `parts` has the `moments`."""
-    n, mean, variance = np.array(parts, float).T
-    shift = mean - np.average(mean, weights=n)
-    return float(np.average(variance + shift**2, weights=n))
-
-
-def theory_curves(config, variance: list) -> dict:
-    """How σ², the variance of the stream after blocks 1 … L, grows by the theory of LNS: lists [L] from `variance` [L].
-    "Θ(L)": the lower bound of eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u), with u = c / (s σ) of each block, σ
-    that of the stream into it, s = 1, or for LNS √ℓ; "lower bound": σ₁² exp Σ (u − u²/2), below eq. 34 and in eq. 56;
-    "upper bound": σ₁² (1 + c / σ₁)ᵏ after k blocks more, eq. 33 with eq. 34's 1/σ, or for LNS Θ(ℓ^(2−ε)), eq. 14, at
-    its smallest ε, 1/2. The paper has c = 1, leaves Θ's constants open, and starts at the embedding. Ours start after
-    block 1, which often raises the variance many times, and all but "lower bound" pass through the measured value after
-    block 2 [I]. {} for other layouts, and where block 2 does not raise the variance."""
-    about = config.norm in CENTRES and config.lns in ("off", "norm")
-    about &= all(getattr(config, flag) == value for flag, value in THEORY.items())
-    if not about or len(variance) < 2 or not 0 < variance[0] < variance[1]:
-        return {}
-    x, (start, second, *_), block = np.array(variance), variance, np.arange(1, len(variance) + 1)
-    u, upper = (second / start - 1) * np.sqrt(start / x[:-1]), start * (second / start) ** (block - 1.0)
-    if config.lns == "norm":
-        u, power = u * np.sqrt(2 / block[1:]), (block + 1) ** 1.5  # x_ℓ is what leaves block ℓ − 1
-        upper = start + (second - start) * (power - power[0]) / (power[1] - power[0])
-    law, lower = (start * np.exp(np.append(0, np.cumsum(steps))) for steps in (np.log1p(u), u - u**2 / 2))
-    linear = start + (second - start) * (block - 1)
-    curves = {"Θ(L)": linear, "lower bound": lower, "law": law, "upper bound": upper}
-    return {name: curve.tolist() for name, curve in curves.items()}
-
-
 def stream_variance(model: Transformer, batches, run=None) -> dict:
-    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
-    "stream_global" [L + 1]: variance over all elements of the stream; "theory": of `theory_curves`."""
-    depth, rows, found = len(model.blocks), [], []
+    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens."""
+    rows, found = [], {"stream": [], "attn": [], "mlp": []}
     for inputs, _ in batches:
-        its = probe(model, inputs)
+        probed = probe(model, inputs)
         rows.append(len(inputs))
-        found.append(torch.stack([*its["stream_var"], *its["branch_var"]["attn"], *its["branch_var"]["mlp"]]).tolist())
-    means = np.average(found, 0, rows).tolist()
-    whole = zip(*walk(model, batches, [*model.blocks, model.final_norm], moments), strict=True)
-    parts = {"stream": means[: depth + 1], "attn": means[depth + 1 : -depth], "mlp": means[-depth:]}
-    theory = theory_curves(model.config, parts["stream"][1:])
-    return parts | {"stream_global": [joint_variance(its) for its in whole], "theory": theory}
+        for name, variances in {"stream": probed["stream_var"], **probed["branch_var"]}.items():
+            found[name].append(torch.stack(variances).tolist())
+    return {name: np.average(variances, 0, rows).tolist() for name, variances in found.items()}
 
 
 @register("variance", stream_variance, tokens=8192, over_training=True)
 def draw_variance(measured):
     """Variance of the residual stream after each block, over training (LNS, Figs. 4, 8, 9)."""
-    last, streams = measured[-1], []
+    streams = []
     for m, color in zip(measured, shades(len(measured)), strict=True):
         streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
-    streams.append(by_block(last["stream_global"], "k:", first=0, label="over all elements"))
-    branches = [by_block(last[branch], label=label) for branch, label in BRANCHES.items()]
-    blocks, theory = last["stream"][1:], []
-    for (name, curve), style in zip(last["theory"].items(), ("k:", "C0--", "C2-", "C3--"), strict=False):
-        near = [v if min(blocks) / 10 < v < 10 * max(blocks) else math.nan for v in curve]
-        theory.append(by_block(near, style, label=name))
-    title = "at the end, beside LNS's theory" if theory else "at the end: a case outside\nLNS's theory"
+    branches = [by_block(measured[-1][branch], label=label) for branch, label in BRANCHES.items()]
     panels = [Panel("residual stream", "after block (0: what enters the first)", streams, "variance", log="y")]
     panels += [Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]
-    return [[*panels, Panel(title, "after block", [*theory, by_block(blocks, "ko-", label="measured")], log="y")]]
+    return [panels]
 
 
 def token_angles(streams: list) -> torch.Tensor:
@@ -115,35 +64,25 @@ def token_angles(streams: list) -> torch.Tensor:
 
 
 def angular_distance(model: Transformer, batches) -> list:
-    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens, some at a time."""
-    total, count = 0.0, 0
-    for streams in collect_streams(model, batches):
-        some = max(1, MAX_UNIT // (len(streams) * streams[0].shape[-1]))
-        for part in zip(*(x.flatten(0, 1).split(some) for x in streams), strict=True):
-            total, count = total + token_angles(part).sum(-1), count + len(part[0])
-    return (total / count).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens."""
+    sequences = (sequence for streams in collect_streams(model, batches) for sequence in zip(*streams, strict=True))
+    angles = [token_angles(sequence).mean(-1) for sequence in sequences]
+    return torch.stack(angles).mean(0).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
 
 
 def measure_angular(model, batches, run=None):
-    """{"distance", "summary": shares of the blocks}: of d(ℓ, ℓ + 1), from what enters a block to what leaves it, two
-    numbers as LNS quotes them: nearly half below 0.2 in Qwen3-8B (sec. 2.1), most above 0.6 with LNS (sec. 5.5)."""
-    distance = angular_distance(model, batches)
-    steps = np.array(distance).diagonal(1)
-    shares = {"below 0.2": float((steps < 0.2).mean()), "above 0.6": float((steps > 0.6).mean())}
-    return {"distance": distance, "summary": shares}
+    return {"distance": angular_distance(model, batches)}
 
 
-def say_angular(found: dict) -> str:
-    low, high = found["summary"].values()
-    return f"d(ℓ, ℓ + 1) is below 0.2 in {low:.0%} of the blocks, above 0.6 in {high:.0%}"
-
-
-@register("angular", measure_angular, tokens=8192, says=say_angular)
+@register("angular", measure_angular, tokens=8192)
 def draw_angular(measured):
     """Angular distance between the inputs of blocks ℓ and ℓ + n (LNS, Figs. 2, 3, 7)."""
     d = np.array(measured[-1]["distance"])
-    blocks, edges = len(d) - 1, (0.5, len(d) - 0.5)
-    shown = [[d[i, i + n] if i + n <= blocks else math.nan for i in range(blocks)] for n in range(1, blocks + 1)]
+    blocks = len(d) - 1
+    shown = np.full((blocks, blocks), math.nan)
+    for n in range(1, blocks + 1):
+        shown[n - 1, : blocks + 1 - n] = d.diagonal(n)
+    edges = (0.5, blocks + 0.5)
     how = dict(cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=edges * 2, aspect="auto")
     title = "d(ℓ, ℓ + n) = arccos(cosine) / π"
     return [[Panel(title, "block ℓ", ylabel="n", paint=lambda ax: ax.imshow(shown, **how))]]
@@ -153,20 +92,26 @@ def draw_angular(measured):
 def removal_drop(model: Transformer, batches, run=None) -> dict:
     """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of images also {"top1":
     share whose class has the largest logit, "top1_drop": [how much lower]}. Other blocks keep LNS's constants."""
-
-    def measure(gone):
-        total = np.zeros(2)
-        with without_block(model, gone):
-            for batch, share in zip(batches, shares, strict=True):
-                (logits, loss), targets = model(*batch), batch[1]
-                hits = math.nan if logits is None else (logits.argmax(-1) == targets).sum() / (targets != -1).sum()
-                total += share * np.array([float(loss), float(hits)])
-        return total.tolist()
-
     shares = target_shares(batches)
-    (loss, top1), *without = [measure(gone) for gone in (None, *range(1, len(model.blocks) + 1))]
-    found = {"loss": loss, "drop": [other - loss for other, _ in without]}
-    return found if math.isnan(top1) else found | {"top1": top1, "top1_drop": [top1 - other for _, other in without]}
+
+    def measure():
+        loss = top1 = 0.0
+        for (inputs, targets), share in zip(batches, shares, strict=True):
+            logits, its_loss = model(inputs, targets)
+            loss += share * its_loss.item()
+            if logits is not None:  # of images
+                top1 += share * (logits.argmax(-1) == targets).double().mean().item()
+        return loss, top1
+
+    loss, top1 = measure()
+    drop, top1_drop = [], []
+    for block in range(1, len(model.blocks) + 1):
+        with without_block(model, block):
+            other_loss, other_top1 = measure()
+        drop.append(other_loss - loss)
+        top1_drop.append(top1 - other_top1)
+    found = {"loss": loss, "drop": drop}
+    return found if model.config.causal else found | {"top1": top1, "top1_drop": top1_drop}
 
 
 @register("removal", removal_drop, tokens=32768)
@@ -185,28 +130,34 @@ def token_functions(model: Transformer, batches, positions: list, modules: list)
     positions[b] as it enters, function(copies (n, 1, C), residual=True) → (n, 1, C) what leaves for so many variants of
     it, or without `residual` the branch output as it is added. The tokens that this one sees, those before it or all of
     an image, are held fixed: their keys and values are put in a cache."""
-    entering = walk(model, batches, modules, lambda x, rope=None, *_: [(sequence, rope) for sequence in x])
-    sequences = (its for found in entering for its in zip(*found, strict=True))
-    for its, t in zip(sequences, map(int, positions), strict=True):
-        pairs = zip(modules, its, strict=True)
-        yield [(x[t], hold_others(module, x, rope, t, model.config.causal)) for module, (x, rope) in pairs]
+    positions = iter(positions)
+    for entering in walk(model, batches, modules, lambda x, rope=None, *_: (x, rope)):
+        for b in range(len(entering[0][0])):
+            t = int(next(positions))
+            found = []
+            for module, (x, rope) in zip(modules, entering, strict=True):
+                found.append((x[b, t], hold_others(module, x[b], rope, t, model.config.causal)))
+            yield found
 
 
+@torch.no_grad()
 def hold_others(module, sequence, rope, t: int, causal: bool):
     """The function of `token_functions` for token t of sequence (T, C)."""
     others = sequence[:t] if causal else torch.cat((sequence[:t], sequence[t + 1 :]))
     before, here = (rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1)))
     held = KVCache(len(others) + 1)
-    if (looks := isinstance(module.f, Attention)) and len(others):  # the FFN looks at no other token
-        with torch.no_grad():
-            module(others[None], before, held)
+    looks = isinstance(module.f, Attention)  # the FFN looks at no other token
+    if looks:
+        module(others[None], before, held)
 
     def function(copies, residual=True):
-        cache, found = KVCache(held.size, held.length), []
-        if held.k is not None:
+        context, found = (), []
+        if looks:
+            cache = KVCache(held.size, held.length)
             cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
+            context = here, cache
         with watch([(module.mid, lambda args, y: found.append(y))]):
-            y = module(copies, here, cache) if looks else module(copies)
+            y = module(copies, *context)
         return y if residual else found[0]
 
     return function
@@ -214,9 +165,12 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
 
 @torch.enable_grad()
 def pull_back(function, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """rows (n, C) times the Jacobian ∂y[i]/∂x[j] of a `function` of `token_functions` at its x: one backward pass."""
-    copies = x.expand(len(rows), 1, -1).clone().requires_grad_()
-    return torch.autograd.grad(function(copies), copies, rows[:, None])[0][:, 0]
+    """rows (n, C) times the Jacobian ∂y[i]/∂x[j] of a `function` of `token_functions` at its x."""
+    products = []
+    for part in rows.split(512):  # bounds memory
+        copies = x.expand(len(part), 1, -1).clone().requires_grad_()
+        products += torch.autograd.grad(function(copies), copies, part[:, None])
+    return torch.cat(products)[:, 0]
 
 
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
@@ -227,12 +181,9 @@ def residual_jacobian(model: Transformer, batches, positions: list, block: int, 
     return (sum(jacobians) / len(positions)).cpu()
 
 
-def jacobian_statistics(jacobian: torch.Tensor) -> dict:
-    """{"deviation": ‖J − I‖ / √C in the Frobenius norm, "off_diagonal": share of Σ J² that is off the diagonal}."""
-    j = jacobian.double()
-    energy, diagonal = j.square().sum().item(), j.diagonal().square().sum().item()
-    deviation = (j - torch.eye(len(j), dtype=j.dtype)).norm().item() / len(j) ** 0.5
-    return {"deviation": deviation, "off_diagonal": 1 - diagonal / energy if energy else math.nan}
+def deviation(jacobian: torch.Tensor) -> float:
+    """‖J − I‖ / √C, in the Frobenius norm."""
+    return (jacobian.double() - torch.eye(len(jacobian))).norm().item() / len(jacobian) ** 0.5
 
 
 def draw_positions(batches, run) -> list:
@@ -242,11 +193,12 @@ def draw_positions(batches, run) -> list:
 
 def measure_jacobian(model, batches, run):
     positions = draw_positions(batches, run)
-    channels, blocks = pick_evenly(list(range(model.config.n_embd)), 64), range(len(model.blocks))
+    channels = pick_evenly(list(range(model.config.n_embd)), 64)
+    blocks = range(len(model.blocks))
     maps, layers = ({branch: [] for branch in BRANCHES} for _ in range(2))
     for branch, block in product(BRANCHES, blocks):
         jacobian = residual_jacobian(model, batches, positions, block, branch)
-        layers[branch].append(jacobian_statistics(jacobian))
+        layers[branch].append({"deviation": deviation(jacobian)})
         if block in pick_evenly(blocks, 3):
             maps[branch].append({"block": block + 1, "map": jacobian[channels][:, channels].tolist()})
     return {"positions": positions, "channels": channels, "maps": maps, "layers": layers}
@@ -255,16 +207,18 @@ def measure_jacobian(model, batches, run):
 @register("jacobian", measure_jacobian, tokens=2048, window=WINDOW)
 def draw_jacobian(measured):
     """Jacobian of residual sub-layers, averaged over one token of each window (LNS, Fig. 5)."""
-    rows, how = [], dict(cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
+    rows = []
     for branch, label in BRANCHES.items():
-        row, statistics = [], measured[-1]["layers"][branch]
+        row = []
         for shown in measured[-1]["maps"][branch]:
-            title = f"block {shown['block']}: ‖J−I‖/√C {statistics[shown['block'] - 1]['deviation']:.2f}"
-            row.append(Panel(title, "", ylabel=label, paint=lambda ax, j=shown["map"]: ax.imshow(j, **how)))
-        lines = [by_block([s["deviation"] for s in statistics], label="‖J−I‖/√C")]
-        lines += [by_block([s["off_diagonal"] for s in statistics], "s--", label="off-diagonal share")]
-        rows.append([*row, Panel("", "block", lines)])
+            row.append(Panel(f"block {shown['block']}", "", ylabel=label, paint=partial(paint_map, shown["map"])))
+        deviations = [its["deviation"] for its in measured[-1]["layers"][branch]]
+        rows.append([*row, Panel("‖J−I‖/√C", "block", [by_block(deviations)])])
     return rows
+
+
+def paint_map(jacobian: list, ax):
+    return ax.imshow(jacobian, cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
 
 
 def largest_logits(model: Transformer, batches, run=None) -> dict:
