@@ -147,14 +147,15 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
     before, here = (rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1)))
     held = KVCache(len(others) + 1)
     looks = isinstance(module.f, Attention)  # the FFN looks at no other token
-    if looks:
+    if looks and len(others):
         module(others[None], before, held)
 
     def function(copies, residual=True):
         context, found = (), []
         if looks:
             cache = KVCache(held.size, held.length)
-            cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
+            if len(others):
+                cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
             context = here, cache
         with watch([(module.mid, lambda args, y: found.append(y))]):
             y = module(copies, *context)
