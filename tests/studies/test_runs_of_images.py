@@ -1,8 +1,6 @@
 """analyze.py and sweep.py on runs of images: the figures, their definitions, tables in images and top-1."""
 
-import io
 import json
-from contextlib import redirect_stdout
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,14 @@ import analyze
 import sweep
 from model import GPTConfig
 from studies.analysis import gradients, streams
-from studies.analysis.compare import final_loss_table, load_records, table_cells
+from studies.analysis.compare import (
+    compare_runs,
+    final_loss_table,
+    find_warnings,
+    load_records,
+    table_cells,
+    write_report,
+)
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig
 from studies.analysis.runs import CheckpointedRun
 from support import runs as tiny
@@ -35,45 +40,19 @@ def folder(tmp_path_factory):
 
 
 SMALL = ("--tokens=60", "--draws=1", "--snapshots=2", "--device=cpu")
-WITHOUT = {"alpha", "experts"}  # DyT and a mixture of experts this run has not
 
 
-def draw(folder, names) -> tuple:
-    """(the results' folder, what was printed) of these figures of the run; all but two of them are of images."""
-    with redirect_stdout(io.StringIO()) as said:
-        assert tiny.call(analyze.main, folder / "vit", *SMALL, "--report=True", f"--figures={','.join(names)}") == 0
-    results, names = folder / "vit" / "analysis", set(names) - WITHOUT
-    assert names <= {path.stem for path in results.glob("*.png")}
-    for name in names - {"norms", "gains", "tracking", "jacobian"}:
-        found = json.loads((results / f"{name}.json").read_text())["runs"]["vit"]
-        assert all("tokens" not in one and 1 <= one["images"] <= 12 for one in found), name
-    return results, said.getvalue()
-
-
-@pytest.fixture(scope="module")
-def drawn(folder):
-    return draw(folder, ["removal", "scatter", "logits", "alpha", "experts"])
-
-
-@pytest.mark.deep
-def test_every_figure_is_of_images(folder):
-    draw(folder, list(FIGURES))
-
-
-def test_the_page_of_images(drawn):
-    folder, said = drawn
-    for name, reason in (("alpha", "no DyT"), ("experts", "no mixture of experts")):
-        assert f"vit: {name} is left out: {reason}\n" in said
-    page = (folder / "report.md").read_text()
-    assert "Validation loss in nats per image" in page and "| images " in page and "| top-1 " in page
-    assert "nats per token" not in page and "| tokens " not in page
-
-
-def test_the_table_ends_with_top1(folder, drawn):
-    head, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in drawn[1].splitlines()[:3])
-    last = tiny.metrics(folder / "vit")[-1]
-    assert head[:3] == ["run", "steps", "images"] and head[-2:] == ["top-1", "state"]
-    assert row[1:3] == ["20", str(20 * 8)] and row[-2:] == [f"{last['val_top1']:.2%}", ""]
+@pytest.mark.parametrize("names", ["removal,scatter,logits,alpha", pytest.param("all", marks=pytest.mark.deep)])
+def test_figures_are_of_images(folder, names, capsys):
+    """All but two of them read images."""
+    assert tiny.call(analyze.main, folder / "vit", *SMALL, f"--figures={names}") == 0
+    assert "vit: alpha is left out: no DyT\n" in capsys.readouterr().out
+    results = folder / "vit" / "analysis"
+    drawn = {path.stem for path in results.glob("*.png")}
+    assert drawn >= (set(FIGURES) if names == "all" else set(names.split(","))) - {"alpha", "experts"}
+    for name in drawn - {"norms", "gains", "preconditioner", "tracking", "jacobian"}:
+        measured = json.loads((results / f"{name}.json").read_text())["runs"]["vit"]
+        assert all("tokens" not in one and 1 <= one["images"] <= 12 for one in measured), name
 
 
 def test_two_runs_of_images_compared(folder, tmp_path):
@@ -81,11 +60,13 @@ def test_two_runs_of_images_compared(folder, tmp_path):
     how = VIT | dict(patch_size=2, block_size=17)
     with tiny.quick_runs():
         assert tiny.run(**how, dataset=folder / "data", out_dir=tmp_path / "fine") == 0
-    table = final_loss_table(load_records([tmp_path / "fine", folder / "vit"]))
-    assert [row["images"] for row in table["rows"]] == [160, 160] and table["unit"] == "image"
-    assert not [line for line in table["warnings"] if "comparable" in line or "numbers of" in line]
-    head, *rows = table_cells(table)
-    assert head[2] == "images" and head[-2] == "top-1" and all(cells[-2].endswith("%") for cells in rows)
+    runs = load_records([tmp_path / "fine", folder / "vit"])
+    head, *rows = table_cells(final_loss_table(runs))
+    assert not find_warnings(runs) and head[2] == "images" and [cells[2] for cells in rows] == ["160", "160"]
+    last = tiny.metrics(folder / "vit")[-1]
+    assert head[-1] == "top-1" and rows[1][-1] == f"{last['val_top1']:.2%}"
+    page = write_report(runs, compare_runs(runs, tmp_path), tmp_path, ["loss"]).read_text()
+    assert "Validation loss in nats per image" in page and "nats per token" not in page
 
 
 def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys):
