@@ -97,7 +97,10 @@ def draw_conditioning(measured):
     for kinds in (weights, jacobians):
         at_end, training = [], []
         for name, title in TITLES.items():
-            lines = [by_block([its[name] for its in last[kind]], label=kind) for kind in kinds]
+            lines = []
+            for kind in kinds:
+                label = kind if name == "largest" else None
+                lines.append(by_block([its[name] for its in last[kind]], label=label))
             at_end.append(Panel(f"{title}\n(at the end)", "block", lines, log="y"))
             lines = [over_steps(measured, [m["types"][kind][name] for m in measured]) for kind in kinds]
             training.append(Panel(f"{title}\n(the worst of all blocks)", "step", lines, log="y"))

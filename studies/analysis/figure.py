@@ -19,7 +19,7 @@ import numpy as np
 
 STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 7, "figure.titlesize": 10, "axes.grid": True}
 STYLE |= {"grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False}
-STYLE |= {"legend.frameon": False, "lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
+STYLE |= {"lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
 STYLE |= {"figure.constrained_layout.use": True, "axes.titley": 1.0}  # titles that need no search take half the time
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
 TYPE_COLORS = dict(emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8")

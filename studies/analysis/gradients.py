@@ -198,7 +198,7 @@ def draw_sharpness(measured):
     """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
     last = measured[-1]
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
-    averages = [line(kinds, [last["types"][kind][mean] for kind in kinds], label=mean) for mean in MEANS[:2]]
+    averages = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
     blocks = [by_block(last["layers"]["all"]["arithmetic"], "ko-", label="whole block")]
     training, densities = [], []
     for kind in kinds:
