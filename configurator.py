@@ -37,6 +37,8 @@ RENAMED = {
     "always_save_checkpoint": "last.pt is always saved",
     "backend": "chosen from device",
     "wandb_run_name": "the run is named after out_dir",
+    "report": "analyze.py writes report.md where several runs are named",
+    "smooth": "loss.png averages training losses over 5% of the run",
     "real_data": "data=random, or dataset",
 }
 NOT_ALLOWED = "not allowed"
