@@ -74,7 +74,8 @@ class RunRecord:
     def hours_to(self, loss: float | None) -> float | None:
         """Hours of training to the first step at which the validation loss is down to `loss`; None where it never is,
         or where metrics.jsonl has no tokens_per_s."""
-        step, seconds = first_step_at(self.evaluations, loss), training_seconds(self.rows)
+        step = first_step_at(self.evaluations, loss)
+        seconds = training_seconds(self.rows)
         if step is None or seconds is None:
             return None
         return float(np.interp(step, [row["step"] for row in self.rows], seconds)) / 3600
@@ -137,9 +138,11 @@ def final_loss_table(runs: list, baseline: str = "") -> list:
     base = runs[names.index(baseline)] if baseline else runs[0]
     targets = {run.flags.get("target_val_loss") or None for run in runs}
     target = targets.pop() if len(targets) == 1 else None
-    unit, rows = data_unit(runs), []
+    unit = data_unit(runs)
+    rows = []
     for run in runs:
-        loss, losses = run.end["val_loss"], [row["val_loss"] for row in run.evaluations]
+        loss = run.end["val_loss"]
+        losses = [row["val_loss"] for row in run.evaluations]
         row = dict.fromkeys(COLUMNS)
         row |= dict(name=run.name, step=run.end["step"], loss=loss, state=run.state())
         row["best"] = min((its for its in losses if its is not None), default=None)

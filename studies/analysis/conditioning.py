@@ -24,7 +24,8 @@ def spectrum(w: torch.Tensor, digits=DIGITS) -> dict:
     w = w.detach().cpu().double()
     gram = w.mT @ w if w.shape[0] > w.shape[1] else w @ w.mT
     s = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
-    largest, smallest = s[-1], s[s >= digits * s[-1]][0]
+    largest = s[-1]
+    smallest = s[s >= digits * largest][0]
     return {
         "largest": largest.item(),
         "condition": (largest / smallest).item(),

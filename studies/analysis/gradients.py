@@ -65,14 +65,16 @@ def tail_statistics(g: torch.Tensor) -> dict:
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     """Histogram of |g| over bins even in log from low to high: their edges; density, the share of all entries per unit
     of |g|; ccdf, the share at or above each edge."""
-    edges, a = np.geomspace(low, high, bins + 1), np.sort(g.detach().abs().flatten().float().cpu().numpy())
+    edges = np.geomspace(low, high, bins + 1)
+    a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
     below = np.searchsorted(a, edges) / max(1, a.size)  # share of the entries below each edge
     density = np.diff(below) / np.diff(edges)
     return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below).tolist()}
 
 
 def measure_gradients(model, batches, run):
-    pooled, types = pool_by_type(compute_gradients(model, batches), matrix_types(model)), {}
+    pooled = pool_by_type(compute_gradients(model, batches), matrix_types(model))
+    types = {}
     for kind in dict.fromkeys(MATRICES.values()):
         statistics = tail_statistics(pooled[kind])
         histogram = log_histogram(pooled[kind] / (statistics["rms"] or 1), 80, 1e-6, 1e4)
@@ -102,7 +104,8 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
     and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
-    counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)
+    counts = []  # of labels in each batch
+    h = dict.fromkeys(trained_parameters(model), 0.0)
 
     def losses():  # sums over the labels
         for inputs, _ in batches:
@@ -176,7 +179,8 @@ def compare_to_norm(types: dict, train_config: dict) -> None:
 
 
 def measure_sharpness(model, batches, run):
-    draws, types = run.config.draws, model.block_types()
+    draws = run.config.draws
+    types = model.block_types()
     h = estimate_sharpness(model, batches, draws, run.generator(run.device))
     for name, t in h.items():
         if types[name] in ("emb", "head") and t.ndim > 1 and model.config.vocab_size:  # 0: images have none

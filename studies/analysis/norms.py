@@ -30,7 +30,8 @@ def measure_norms(model, batches=None, run=None):
     """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a block's matrices as
     one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L] (Blockwise LR Fig. 6 a, b); "embedding": of
     `smallest_row`}."""
-    types, blocks = matrix_types(model), []
+    types = matrix_types(model)
+    blocks = []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
         blocks.append(norms | {f"{of}_gain": float(joint_gain(getattr(block, of))) for of in ("attn", "mlp")})
@@ -44,7 +45,8 @@ def measure_norms(model, batches=None, run=None):
 @register("norms", measure_norms, over_training=True)
 def draw_norms(measured):
     """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig. 6)."""
-    last, panels = measured[-1], []
+    last = measured[-1]
+    panels = []
     for branch, keys in LINES.items():
         lines = [by_block(last["blocks"][key], label=key) for key in keys]
         panels.append(Panel(f"{branch}: ‖W‖, ‖γ‖\n(at the end)", "block", lines))
@@ -107,7 +109,8 @@ def draw_alpha(measured):
         inverse.append(over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color))
         label = short_slot(slot["slot"]) if i in (0, len(slots) - 1) else None
         ends.append(line(slot["inv_std"], slot["alpha"], color=color, label=label))
-    label, title = "1 / std of the input", f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
+    label = "1 / std of the input"
+    title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
     panels = [Panel("α over training", "step", alphas, "α"), Panel("1/std over training", "step", inverse, label)]
     return [[*panels, Panel(title, label, ends, "α")]]
 
@@ -120,9 +123,9 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
     x = torch.cat([x.flatten(0, 1) for (x,) in walk(model, batches, [slot], upcast)])  # (tokens, C)
     y = slot.normalise(slot.const_in * x)
     chosen = torch.randperm(x.numel(), generator=generator)[:n].sort().values
-    token, channel = chosen // x.shape[1], chosen % x.shape[1]
-    x, y = x.cpu(), y.cpu()
-    found = {"x": x[token, channel], "y": y[token, channel], "token": token, "channel": channel}
+    token = chosen // x.shape[1]
+    channel = chosen % x.shape[1]
+    found = {"x": x.cpu()[token, channel], "y": y.cpu()[token, channel], "token": token, "channel": channel}
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -164,7 +167,8 @@ def measure_gains(model, batches=None, run=None):
         slots[name] = {"rms": g.square().mean().sqrt().item(), "std": g.std(correction=0).item()}
     if not any(name.endswith("attn.f.q.pre") for name in gains):
         return {"slots": slots, "cosines": []}
-    missing, cosines = torch.tensor([math.nan]), []
+    missing = torch.tensor([math.nan])
+    cosines = []
     for i in range(len(model.blocks)):
         of = {part: gains.get(f"blocks.{i}.attn.f.{part}.pre", missing) for part in "qkv"}
         cosines.append({a + b: F.cosine_similarity(of[a], of[b], dim=0).item() for a, b in ("qk", "qv", "kv")})
@@ -174,7 +178,8 @@ def measure_gains(model, batches=None, run=None):
 @register("gains", measure_gains, over_training=True)
 def draw_gains(measured):
     """Scale vectors over training (scale vectors, Fig. 4)."""
-    last, colors = measured[-1], {}
+    last = measured[-1]
+    colors = {}
     sizes, spreads, cosines = [], [], []
     for slot in last["slots"]:
         kind = short_slot(slot, block=False)

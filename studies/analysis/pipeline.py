@@ -63,7 +63,8 @@ def analyze(paths: list, config: AnalyzeConfig) -> int:
     parent = runs[0].folder if len(runs) == 1 and runs[0].folder else Path("out")
     folder = Path(config.out or parent / "analysis")
     make_folder(folder, "--out")
-    comparison, drawn = None, []
+    comparison = None
+    drawn = []
     if len(runs) > 1:  # first: mistakes in the records show at once, before anything slow
         records = compare.load_records(list(dict.fromkeys(run.folder for run in runs)))
         comparison = compare.compare_runs(records, folder, config.baseline)
@@ -88,7 +89,8 @@ def analyze(paths: list, config: AnalyzeConfig) -> int:
 def measure_runs(runs: list, names: list) -> tuple[dict, dict]:
     """({figure: {run: [{"checkpoint", "step", and what was measured}, …]}}, {"RUN: FIGURE": the error that it had}). An
     error of one figure does not stop the others. ValueError if none applies."""
-    results, reasons, failures = {name: {} for name in names}, [], {}
+    results = {name: {} for name in names}
+    reasons, failures = [], {}
     for run in runs:
         left = list(names)
         for path in run.snapshots:

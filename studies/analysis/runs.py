@@ -23,10 +23,12 @@ class CheckpointedRun:
     """A run directory, or one checkpoint file in it, and the data it is measured on. `config`: an AnalyzeConfig."""
 
     def __init__(self, path: Path, name: str, config, device: torch.device):
-        self.name, self.config, self.device, self.folder = name, config, device, path if path.is_dir() else path.parent
+        self.name, self.config, self.device = name, config, device
+        self.folder = path if path.is_dir() else path.parent
         kept = {-1: path}
         if path.is_dir():
-            kept, last = kept_steps(path), path / "last.pt"
+            kept = kept_steps(path)
+            last = path / "last.pt"
             if last.exists():
                 kept[load_checkpoint(last)["step"]] = last
             if not kept:
@@ -34,10 +36,12 @@ class CheckpointedRun:
                 raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): name a run or a checkpoint")
         self.snapshots = pick_evenly([kept[step] for step in sorted(kept)], config.snapshots)
         checkpoint = load_checkpoint(self.snapshots[-1])
-        trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
+        trained_on = checkpoint["meta"]
+        self.train_config = checkpoint["train_config"]
         self.model_config = GPTConfig(**checkpoint["model_config"])
+        self.block_size = self.model_config.block_size
         self.images = bool(task_of(self.model_config).counted_row)
-        dataset, self.block_size = config.dataset or self.train_config["dataset"], self.model_config.block_size
+        dataset = config.dataset or self.train_config["dataset"]
         self.data = open_validation(dataset, self.model_config, trained_on, path)
         if self.data.splits["val"] != trained_on.get("splits", {}).get("val"):
             print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
@@ -57,9 +61,11 @@ class CheckpointedRun:
 def open_validation(dataset: str, config: GPTConfig, trained_on: dict, source) -> PreparedData:
     """The prepared dataset, for the model `source` of this config, trained on `trained_on`, a meta.json. ValueError
     where they do not fit."""
-    task, meta = task_of(config), load_meta(dataset)
-    if (its := task_of_data(meta)).reads != task.reads:
-        raise ValueError(f"dataset {dataset!r} is of {its.reads}, {source} of {task.reads}: choose another --dataset")
+    task = task_of(config)
+    meta = load_meta(dataset)
+    reads = task_of_data(meta).reads
+    if reads != task.reads:
+        raise ValueError(f"dataset {dataset!r} is of {reads}, {source} of {task.reads}: choose another --dataset")
     task.check_data(dataset, meta, trained_on, config)
     return open_data(TrainConfig(dataset=dataset), config, meta)
 
@@ -74,9 +80,11 @@ class PretrainedModel(CheckpointedRun):
     def __init__(self, path: Path, name: str, config, device: torch.device):
         if not config.dataset:
             raise ValueError("init_from needs --dataset=FILE: a text (UTF-8), or a dataset with the model's tokenizer")
-        self.name, self.config, self.device, self.folder = name, config, device, None
-        self.snapshots, trained = [path], load_pretrained(config.init_from, LONGEST)
-        self.model, self.images, self.block_size = trained.model, False, trained.model.config.block_size
+        self.name, self.config, self.device = name, config, device
+        self.folder, self.snapshots, self.images = None, [path], False
+        trained = load_pretrained(config.init_from, LONGEST)
+        self.model = trained.model
+        self.block_size = trained.model.config.block_size
         path = Path(config.dataset)
         if not path.is_file() and (folder_of(config.dataset).is_dir() or path.is_dir()):
             self.data = open_validation(config.dataset, trained.model.config, trained.meta, config.init_from)

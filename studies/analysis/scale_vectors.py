@@ -18,12 +18,14 @@ def scaled_matrices(model):
     for name in (weight.removesuffix(".weight") for weight in matrix_types(model)):
         *path, part = name.split(".")
         owner, pre = ".".join(path), ".".join([*path[:3], "pre"])
+        c = 1.0
         if part == "o":
-            slots, c = [f"{owner}.v.out"], 1.0
+            slots = [f"{owner}.v.out"]
         elif part == "down":
-            slots, c = [f"{owner}.up.out"] if model.config.mlp == "swiglu" else [], 1.0
+            slots = [f"{owner}.up.out"] if model.config.mlp == "swiglu" else []
         else:
-            slots, c = [pre, f"{name}.pre"], model.get_submodule(pre).const
+            slots = [pre, f"{name}.pre"]
+            c = model.get_submodule(pre).const
         for slot in gains.keys() & slots:
             yield name, slot, c
 

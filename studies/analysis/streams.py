@@ -35,7 +35,8 @@ def collect_streams(model: Transformer, batches):
 
 def stream_variance(model: Transformer, batches, run=None) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens."""
-    rows, found = [], {"stream": [], "attn": [], "mlp": []}
+    rows = []
+    found = {"stream": [], "attn": [], "mlp": []}
     for inputs, _ in batches:
         probed = probe(model, inputs)
         rows.append(len(inputs))
@@ -151,12 +152,13 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
         module(others[None], before, held)
 
     def function(copies, residual=True):
-        context, found = (), []
+        context = ()
         if looks:
             cache = KVCache(held.size, held.length)
             if len(others):
                 cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
             context = here, cache
+        found = []
         with watch([(module.mid, lambda args, y: found.append(y))]):
             y = module(copies, *context)
         return y if residual else found[0]
@@ -231,6 +233,7 @@ def largest_logits(model: Transformer, batches, run=None) -> dict:
 @register("logits", largest_logits, tokens=8192, over_training=True)
 def draw_logits(measured):
     """Largest attention logit of each block."""
-    at_end, largest = by_block(measured[-1]["layers"]), over_steps(measured, [max(m["layers"]) for m in measured])
+    at_end = by_block(measured[-1]["layers"])
+    largest = over_steps(measured, [max(m["layers"]) for m in measured])
     panels = [Panel("at the end", "block", [at_end], "largest |q·k| / √head_dim", log="y")]
     return [[*panels, Panel("over training, the largest of all blocks", "step", [largest], log="y")]]
