@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from support import reference
@@ -47,10 +46,6 @@ def solve(name, n_layer=2, idx=None, scale=None):
         last = weights[f"blocks.{n_layer - 1}.mlp.post.gain"] * reference.rms(last, net.eps)
     streams = [x for x, _ in terms[::2]] + [last]
     return SimpleNamespace(model=model, idx=idx, terms=terms, streams=streams, eps=net.eps)
-
-
-# A test's `rows`, for `batches_of`: all inputs are one batch, or of an odd number of sequences the last is alone.
-IN_PARTS = pytest.mark.parametrize("rows", (9, 2), ids=("whole", "in parts"))
 
 
 def batches_of(inputs, rows=9) -> list:
