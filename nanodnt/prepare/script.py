@@ -70,26 +70,19 @@ def in_order(pool, function, jobs, ahead: int):
 
 
 @contextlib.contextmanager
-def staging(out_dir: Path, plan: str | None = None):
-    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
-
-    With a `plan` it stays then, and the files are there again for the next block with the same one."""
+def staging(out_dir: Path):
+    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails;
+    what a kill leaves there is overwritten by the next run."""
     make_folder(out_dir, "--out_dir")
     parts = out_dir / "parts"
-    keep = plan is not None
-    parts.mkdir(parents=True, exist_ok=True)
-    if not (keep and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
-        _clear(parts)  # parts of another text or tokenizer
-        write(parts / "plan.json", (plan or "").encode())
+    parts.mkdir(exist_ok=True)
     try:
         yield parts
-        keep = False
     finally:
-        if not keep:
-            _clear(parts)
-            for folder in (parts, out_dir):
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
+        _clear(parts)
+        for folder in (parts, out_dir):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, next_command: str) -> None:
@@ -116,6 +109,6 @@ def write(path: Path, raw: bytes) -> dict:
 
 def _clear(parts):
     """Remove what `build` writes to `parts`, but nothing else: a download may be there."""
-    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*", "plan.json*"):
+    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*"):
         for path in parts.glob(pattern):
             path.unlink()

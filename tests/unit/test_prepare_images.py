@@ -57,19 +57,17 @@ def hub(tmp_path, monkeypatch):
 
     def make(name):
         repo, folder, held_out, columns, classes = HUB[name]
-        if name == "imagenet1k":
-            images = [encode(noise(40 + i, 50, 3, seed=i), "JPEG") for i in range(6)]
-            images.append(encode(noise(30, 33), "JPEG"))
+        images = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
+        if name == "imagenet1k":  # several sizes; gray and CMYK too
             Image.fromarray(noise(20, 25, 4), mode="CMYK").save(cmyk := io.BytesIO(), "JPEG")
-            images.append(cmyk.getvalue())
-        else:
-            images = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
+            images[6:] = [encode(noise(40, 50, 3), "JPEG"), encode(noise(30, 33), "JPEG"), cmyk.getvalue()]
         pairs = [(raw, (7 * i + 3) % classes) for i, raw in enumerate(images)]
-        for part, found in (("train", pairs[:6]), (held_out, pairs[6:])):
-            values = [{"bytes": raw, "path": None} for raw, _ in found], [label for _, label in found]
-            names = {columns[1]: [f"kind {i}" for i in range(classes)], "coarse_label": ["a", "b"]}
+        for part, some in (("train", pairs[:6]), (held_out, pairs[6:])):
+            encoded = [{"bytes": raw, "path": None} for raw, _ in some]
+            labels = [label for _, label in some]
             file = tmp_path / "hub" / repo / prepared.COMMIT / folder / f"{part}-00000-of-00001.parquet"
-            make_parquet(file, dict(zip(columns, values, strict=True), coarse_label=[0] * len(found)), names)
+            names = {columns[1]: [f"kind {i}" for i in range(classes)]}
+            make_parquet(file, dict(zip(columns, (encoded, labels), strict=True)), names)
         return {"train": pairs[:6], "val": pairs[6:]}
 
     return make
@@ -77,19 +75,17 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", HUB)
 def test_images_of_the_hub_are_kept_byte_for_byte(name, hub, tmp_path, capsys):
-    out, made, photos, classes = tmp_path / "out", hub(name), name == "imagenet1k", HUB[name][-1]
+    out, made, photos = tmp_path / "out", hub(name), name == "imagenet1k"
     prepared.load_script(name).main([f"--out_dir={out}"])
     meta = load_meta(str(out))
     assert {split: images_of(out, split) for split in ("train", "val")} == made
-    assert meta["dataset"] == name and prepared.COMMIT in meta["source"] and ("research" in meta["licence"]) == photos
-    assert len(meta["classes"]) == classes
-    assert meta["image_size"] == (None if photos else 32) and not (out / "parts").exists()
+    assert meta["dataset"] == name and prepared.COMMIT in meta["source"]
+    assert ("research" in meta["licence"]) == photos and len(meta["classes"]) == HUB[name][-1]
+    assert meta["image_size"] == (None if photos else 32)
     patches = "--image_size=224 --patch_size=16" if photos else "--patch_size=4"
-    said = capsys.readouterr().out
-    assert "train 6 images" in said and f"next: python train.py {patches} --dataset={out}\n" in said
+    assert f"next: python train.py {patches} --dataset={out}\n" in capsys.readouterr().out
     check_dataset([str(out)])
-    said = capsys.readouterr().out
-    assert "all checksums match" in said and ("kind 7" in said) != photos  # 1,000 would be too many
+    assert "all checksums match" in capsys.readouterr().out
     size = meta["image_size"] or 24
     images, labels = PreparedImages(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in made["val"][:2]]
@@ -113,7 +109,6 @@ TEN, PIXELS = [f"kind {i}" for i in range(10)], encode(noise(32, 32, 3))
     [
         (dict(column="image"), "needs a column 'img' of images and a column 'label' of classes"),
         (dict(names=["a", "b"]), "the classes of train and val differ: 'a', 'b', 'kind 0'"),
-        (dict(names=TEN[::-1]), "the classes of train and val differ: their order"),
         (dict(images=[None]), "image 0 of test is neither PNG nor JPEG"),
         (dict(label=None), "image 0 of test has label -1, and there are 10 classes"),
     ],
@@ -165,7 +160,10 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
 
 
 def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
+    """Of folders, and of links to folders elsewhere."""
     made = write_folder(tmp_path / "pets", per_class=30)
+    (tmp_path / "pets" / "dog").rename(tmp_path / "dogs")
+    (tmp_path / "pets" / "dog").symlink_to(tmp_path / "dogs")
     flags = [f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"]
     local.main(flags)
     train, val = (images_of(home / "pets", split) for split in ("train", "val"))
@@ -196,37 +194,25 @@ def test_what_is_left_out_is_named(home, tmp_path, capsys):
     assert f"without images, so left out: {tmp_path}/in/empty\n" in said
     assert f"links to what is read already, so left out: {tmp_path}/in/link\n" in said
     assert f"hidden, so left out: {tmp_path}/in/.hidden\n" in said
-    for split in ("train", "val", "extra"):
-        write_folder(tmp_path / "split" / split)
-    (tmp_path / "split" / "labels.csv").write_text("0,cat")
-    local.main([f"--folder={tmp_path / 'split'}", "--name=pets"])
-    others = f"{tmp_path}/split/extra; {tmp_path}/split/labels.csv"
-    assert f"neither train nor val, so left out: {others}\n" in capsys.readouterr().err
 
 
-def test_classes_behind_links_are_read(home, tmp_path):
-    """All images of a class whose folder is a link to another place, as on a disk of its own."""
-    made = write_folder(tmp_path / "elsewhere")
-    (tmp_path / "in").mkdir()
-    for name in made:
-        (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere" / name)
-    local.main([f"--folder={tmp_path / 'in'}", "--name=pets"])
-    found = images_of(home / "pets", "train") + images_of(home / "pets", "val")
-    assert sorted(found) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
-
-
-def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path, monkeypatch):
+@pytest.mark.parametrize("most, count", [(10_000, 8), (2, 2)])
+def test_mean_and_deviation_are_of_all_pixels_of_training_images(most, count, home, tmp_path, monkeypatch):
+    """Of evenly spaced ones, if there are many."""
     for split in ("train", "val"):
         write_folder(tmp_path / "pets" / split, shape=(9, 14, 3) if split == "train" else (5, 5, 3))
-    for most, count in ((10_000, 8), (2, 2)):  # of 8 images, in the second run the first and the fifth
-        monkeypatch.setattr(prepare_images, "MEASURED", most)
-        local.main([f"--folder={tmp_path / 'pets'}", "--name=pets"])
-        chosen = images_of(home / "pets", "train")[:: 8 // count]
-        pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(raw))).reshape(-1, 3) for raw, _ in chosen]) / 255
-        assert len(pixels) == count * 9 * 14
-        np.testing.assert_allclose(load_meta("pets")["mean"], pixels.mean(0), atol=1e-6)
-        np.testing.assert_allclose(load_meta("pets")["std"], pixels.std(0), atol=1e-6)
-    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])  # gray is asked for
+    monkeypatch.setattr(prepare_images, "MEASURED", most)
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets"])
+    chosen = images_of(home / "pets", "train")[:: 8 // count]
+    pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(raw))).reshape(-1, 3) for raw, _ in chosen]) / 255
+    assert len(pixels) == count * 9 * 14
+    np.testing.assert_allclose(load_meta("pets")["mean"], pixels.mean(0), atol=1e-6)
+    np.testing.assert_allclose(load_meta("pets")["std"], pixels.std(0), atol=1e-6)
+
+
+def test_gray_images_are_asked_for(home, tmp_path):
+    write_folder(tmp_path / "pets")
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])
     assert load_meta("pets")["channels"] == 1 == len(load_meta("pets")["mean"])
     assert PreparedImages("pets", 9, image_size=6).batch(0, 3)[0].shape == (3, 1, 6, 6)
 
@@ -237,12 +223,11 @@ def about(classes):
 
 def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
     images = [("", encode(noise(4, 4, seed=i)), i % 2) for i in range(3)]
-    for _ in range(2):
-        prepare_images.build(tmp_path, about(["a", "b"]), {"train": images, "val": images})
-        assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"
-        (tmp_path / "train.marks").touch()  # as examples have
-        text.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
-        assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
+    prepare_images.build(tmp_path, about(["a", "b"]), {"train": images, "val": images})
+    assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"
+    (tmp_path / "train.marks").touch()  # as examples have
+    text.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
+    assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
 
 
 def test_more_images_than_wait_for_their_check_stay_in_order(tmp_path, monkeypatch):
@@ -255,6 +240,11 @@ def test_more_images_than_wait_for_their_check_stay_in_order(tmp_path, monkeypat
 def replace_image(raw):
     """Make the last image of FOLDER/train something else."""
     return lambda folder: (folder / "train" / "dog" / "2.PNG").write_bytes(raw)
+
+
+def blacken(folder):
+    for path in folder.rglob("*.[Pj]*[Gg]"):
+        path.write_bytes(BLACK)
 
 
 def halve(path):
@@ -274,28 +264,20 @@ def test_bad_images_are_left_out_on_request(home, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
-WIDE, BLACK = Image.fromarray(np.full((9, 9), 1000, np.uint16)), encode(np.zeros((9, 9, 3)))
+BLACK = encode(np.zeros((9, 9, 3)))
 BAD = [
     ("", replace_image(encode(noise(9, 8, 3))), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
     ("", replace_image(encode(noise(9, 9))), "2.PNG is of mode L instead of RGB (channels=3"),
-    ("", replace_image(b"GIF89a" + bytes(50)), "2.PNG is neither PNG nor JPEG: repair it"),
     ("", lambda f: halve(f / "train/dog/deep/1.jpg"), "1.jpg cannot be decoded (OSError: "),
     ("", replace_image(bomb()), "cannot be decoded (DecompressionBombError"),
-    ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
-    ("", lambda f: shutil.rmtree(f / "train") or (f / "train").mkdir(), "train holds no images (.png, .jpg, .jpeg)"),
-    ("", lambda f: shutil.rmtree(f / "val"), "the classes are 'train', and 2"),
+    ("", lambda f: (f / "val/dog").rename(f / "val/cow"), "classes of train and val differ: 'cow', 'dog'"),
+    ("", lambda f: shutil.rmtree(f / "val"), "there are 1 classes 'train', and 2"),
     ("", lambda f: (f / "val").rename(f / "test"), "has test, train, which look like splits"),
-    ("", lambda f: (f / "val" / "dog" / "0.PNG").rename(f / "val" / "0.png"), "0.png lies in no class"),
-    (
-        "",
-        lambda f: [p.write_bytes(BLACK) for p in (f / "train").rglob("*.[Pj]*[Gg]")],
-        "one and the same value in a channel",
-    ),
-    ("--image_size=", lambda f: WIDE.save(f / "train/dog/2.PNG"), "2.PNG is of mode I;16 instead of RGB"),
+    ("", lambda f: (f / "val/dog/0.PNG").rename(f / "val/0.png"), "0.png lies in no class"),
+    ("", lambda f: blacken(f / "train"), "one and the same value in a channel"),
     ("--image_size=0", None, "--image_size=0 must be 1 or more"),
     ("--val_share=0.1", None, "has train and val, so leave out --val_share"),
     ("--val_share=1", None, "--val_share=1.0 must be above 0 and below 1"),
-    ("--folder=missing", None, "--folder=missing does not exist"),
 ]
 
 
@@ -322,12 +304,10 @@ def test_labels_and_classes(tmp_path):
 
     with pytest.raises(ValueError, match="there is no image for val.bin"):
         build(["a", "b"], 0, val=())
-    for label in (2, -1):
-        with pytest.raises(ValueError, match=f"^image 7 has label {label}, and there are 2 classes"):
-            build(["a", "b"], label)
-    for classes, words in (([], "there are no classes"), (["a"], "the classes are 'a'"), (range(65_537), "65,537")):
-        with pytest.raises(ValueError, match=f"{words}.* 2 to 65,536 are needed"):
-            build(classes, 0)
+    with pytest.raises(ValueError, match="^image 7 has label 2, and there are 2 classes"):
+        build(["a", "b"], 2)
+    with pytest.raises(ValueError, match="there are 65,537 classes .* 2 to 65,536 are needed"):
+        build(range(65_537), 0)
     assert not (tmp_path / "out").exists()
     build(range(65_536), 65_535)  # the most
     assert PreparedImages(str(tmp_path / "out"), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2
