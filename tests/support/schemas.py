@@ -46,10 +46,6 @@ class Train:
     either: float | None | Literal["none", "half"] = "half"  # the string none, None, or a number
 
 
-NOT_DATA = "not allowed; a config file holds only name = expression of numbers, strings, True, False, None, names "
-NOT_DATA += "assigned above, + - * / // % **"
-
-
 def load(*argv):
     """{name: value} over both schemas, and `given`."""
     instances, where = configure(Model, Train, argv=list(argv))
