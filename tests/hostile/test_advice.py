@@ -56,14 +56,10 @@ def other_optimizer_state(world: World) -> None:
 
 
 LINK = r"`(ln -f [^`]+)`"
-AUTO = f"--init_from=auto {KEEP}"
 ADVICE = {
     "resume, only best.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("best.pt")),
     "resume, only step_3.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("step_3.pt")),
-    "auto, only best.pt": Advice(AUTO, [LINK, f"({RESUME})"], keep_alone("best.pt")),
-    "auto, replace it": Advice(AUTO, ["(--overwrite=True)"], keep_alone("best.pt")),
     "resume, replace it": Advice(f"{RESUME} {KEEP}", ["(--init_from=auto) (--overwrite=True)"], keep_alone("best.pt")),
-    "scratch, continue": Advice(KEEP, [f"({RESUME})"]),
     "scratch, replace": Advice(KEEP, ["(--overwrite=True)"]),
     "nothing there": Advice(f"{RESUME} --out_dir={{tmp}}/new", ["(--init_from=scratch)"]),
     "latest damaged": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_best),
@@ -71,11 +67,6 @@ ADVICE = {
         "--init_from={run} --out_dir={tmp}/new", [r"train\.py takes (\S+),"], keep_alone("step_3.pt"), "init_from"
     ),
     "state of other parameters": Advice(RESUME, ["(--init_from=)CHECKPOINT_FILE"], other_optimizer_state),
-    "another dataset": Advice(
-        "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
-        [f"({RESUME})"],
-        lambda world: make_dataset(world.tmp / "other", seed=1),
-    ),
     "another dataset, a new run": Advice(
         "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
         ["another (--out_dir)"],
@@ -140,12 +131,11 @@ def test_a_checkpoint_that_cannot_be_read_is_not_advised(world):
     assert "ckpt" not in outcome.err
 
 
-@pytest.mark.parametrize("source", ["{tmp}/gpt", "{tmp}/gpt/ckpt.pt"])
-def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(source, world):
+def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(world):
     (world.tmp / "gpt").mkdir()
     content = dict(model={}, optimizer={}, model_args=dict(n_layer=2), iter_num=3, best_val_loss=1.0, config={})
     torch.save(content, world.tmp / "gpt" / "ckpt.pt")
-    outcome = start(world, train, f"--init_from={source}")
+    outcome = start(world, train, "--init_from={tmp}/gpt")
     assert_refused(outcome, ["nanoGPT"])
     page = Path(ROOT, re.search(r"see (\S+\.md)", outcome.err)[1])
     assert "| `ckpt.pt` | `last.pt`, `best.pt` |" in page.read_text(encoding="utf-8")
