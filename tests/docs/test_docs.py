@@ -46,13 +46,6 @@ OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  
 ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
 
-def test_the_readme_is_in_order():
-    titles = ["The code", "Two commands", "The main job", "Layouts and optimizers", "Look inside", "Use it elsewhere"]
-    titles += ["Results", "Speed", "A run directory", "Change it", "Where more is written"]
-    assert re.findall(r"^## (.*)$", README, re.MULTILINE) == titles
-    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 200  # a row cannot be wrapped
-
-
 def test_the_readmes_layouts_build():
     found = [text for row in rows_with(README, "flags") for text in FLAGS.findall(row["flags"])]
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
@@ -184,10 +177,9 @@ def test_every_command_would_start(monkeypatch):
 
 def test_commands_and_outputs_are_found():
     where, found, _, processes = zip(*COMMANDS, strict=True)
-    assert found.count("train.py") >= 2 * len(CONFIGS) and set(found) == set(SCHEMAS) and {1, 4, 8} <= set(processes)
+    assert set(found) == set(SCHEMAS) and {1, 4, 8} <= set(processes)
     assert {ROOT / "Makefile", ROOT / "README.md", *(ROOT / path for path in CONFIGS)} <= set(where)
-    shown = {(NAMES[path], command) for path, command, *_ in OUTPUTS}
-    assert {("README.md", "model.py"), ("docs/layouts.md", "model.py"), ("docs/optimizers.md", "train.py")} <= shown
+    assert {command for _, command, *_ in OUTPUTS} == {"model.py", "train.py"}
 
 
 @pytest.mark.parametrize(

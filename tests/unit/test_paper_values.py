@@ -14,7 +14,7 @@ from model import DYT_ALPHA, Block, GPTConfig
 from nanodnt.optim import lr_at
 from nanodnt.optim.groups import make_groups
 from nanodnt.tasks import task_of
-from support.pages import CONFIGS, config, outline
+from support.pages import config, outline
 
 pytestmark = pytest.mark.house
 paper = dict  # the paper's text, or a table in it
@@ -194,16 +194,15 @@ RATIOS = {
     "head_10": ("ours", 10, 8, 6, 4, 1, 10),
     "decay_unscaled": ("ours", 10, 8, 6, 4, 1, 1),
 }
-ON_BOTH = {"{}": 8e-4, "minipile blockwise/{} --learning_rate=7.5e-4 --min_lr=3.75e-5": 7.5e-4}  # Table 2: lr_max
 for overlay, (source, *ratios) in RATIOS.items():
     mini, late, unscaled = "adam_mini" in overlay, overlay == "warmup_end", overlay == "decay_unscaled"
-    for command, peak in ON_BOTH.items():
-        rates = {role: ratio * peak for role, ratio in zip(ROLES, ratios, strict=True)}
-        values = paper(optimizer="adam_mini" if mini else "adamw", after=rates, betas=(0.9, 0.95), grad_clip=1.0)
-        values |= paper(warmed=dict.fromkeys(ROLES, peak) if late else rates)
-        decays = {role: 0.1 * peak / rate if unscaled else 0.1 for role, rate in rates.items()}
-        values |= code(last=dict.fromkeys(ROLES, peak / 20), decays=decays | ({"gain_in": 0.0} if mini else {}))
-        RUNS["blockwise/llama_237m blockwise/" + command.format(overlay)] = (source, values)
+    peak = 8e-4  # Table 2: lr_max
+    rates = {role: ratio * peak for role, ratio in zip(ROLES, ratios, strict=True)}
+    values = paper(optimizer="adam_mini" if mini else "adamw", after=rates, betas=(0.9, 0.95), grad_clip=1.0)
+    values |= paper(warmed=dict.fromkeys(ROLES, peak) if late else rates)
+    decays = {role: 0.1 * peak / rate if unscaled else 0.1 for role, rate in rates.items()}
+    values |= code(last=dict.fromkeys(ROLES, peak / 20), decays=decays | ({"gain_in": 0.0} if mini else {}))
+    RUNS[f"blockwise/llama_237m blockwise/{overlay}"] = (source, values)
 tied = paper(emb=6e-3, qk=4.8e-3, ffn=3.6e-3, vo=2.4e-3, gain_in=6e-4) | code(pos=6e-4)
 RUNS["blockwise/gpt2_124m blockwise/blockwise"] = ("Eq. 5, Table 2", paper(warmed=tied, after=tied))
 
@@ -259,16 +258,6 @@ for overlay, (squash, learned) in SQUASHED.items():
     for base, kind in (("dyt/vit_b", ON_IMAGES), ("dyt/small", ON_TEXT)):
         values = kind | paper(norm="dyt", squash=squash, learned=learned) | ({} if learned else paper(alpha=(1.0, 1.0)))
         RUNS[f"{base} dyt/{overlay}"] = ("Table 8" if learned else "Table 9", values)
-FLAGS = {  # explicit flags win over the kind of model
-    "dyt/vit_b dyt/dyt --dyt_alpha_attn=0.8": ON_IMAGES | ours(alpha=(0.8, 0.5)),
-    "dyt/vit_b dyt/dyt --dyt_alpha_other=1.0": ON_IMAGES | ours(alpha=(0.5, 1.0)),
-    "dyt/vit_b dyt/dyt --dyt_bias=False": ON_IMAGES | ours(beta=False),
-    "dyt/vit_b dyt/dyt --embed_scale=True": ON_IMAGES | ours(scalar=768**0.5),
-    "dyt/small dyt/dyt --dyt_bias=True": ON_TEXT | ours(beta=True),
-    "dyt/small dyt/dyt --embed_scale=False": ON_TEXT | ours(scalar=None),
-}
-RUNS |= {command: ("ours", values) for command, values in FLAGS.items()}
-
 # ------------------------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec. 5.1) and of warm-up
 LNS = {
@@ -328,73 +317,5 @@ def test_a_run_has_the_papers_values(command):
     assert not wrong, f"{source}: (ours, the paper's) {wrong}"
 
 
-POST, QK, BARE = dict(pre_norm="none", post_norm="both"), dict(qk_norm=True), dict(norm="none", embed_scale=False)
-# (size, baseline): {overlay: (where the paper has it, all that it changes)}
-CHANGES = {
-    ("lns/130m", "lns/pre_ln"): {
-        "lns": ("Eq. 12", dict(lns="norm")),
-        "mix_ln": ("Sec. 5.1", dict(post_norm_blocks=3)),
-        "post_ln": ("Sec. 5.1; no final norm: ours", POST),
-        "deepnorm": ("Sec. 5.1; its authors' code", POST | dict(deepnorm=True, init="xavier")),
-        "sandwich": ("Sec. 6, 7", dict(mid_norm="both")),
-        "layerscale": ("Sec. 6", dict(branch_scale="layerscale")),
-        "skipinit": ("Sec. 6", dict(branch_scale="skipinit")),
-        "scaled_init": ("Sec. 5.4, 6: 1/√(2L)", dict(residual_init="gpt2")),
-        "depth_init": ("Sec. 6: 1/√(2ℓ)", dict(residual_init="depth")),
-        "admin": ("Sec. 6; input norm: ours", POST | dict(admin=True, input_norm=True)),
-        "group_ln": ("Sec. 6; 32: ours", dict(norm_groups=32)),
-    },
-    ("dyt/small", "dyt/dyt"): {
-        "rmsnorm": ("Table 4", dict(norm="rmsnorm", embed_scale=False)),
-        "no_alpha": ("Table 9", dict(dyt_alpha_attn=1.0, dyt_alpha_other=1.0, dyt_learn_alpha=False)),
-        "hardtanh": ("Table 8", dict(dyt_squash="hardtanh")),
-        "sigmoid": ("Table 8", dict(dyt_squash="sigmoid")),
-        "identity": ("Table 8", dict(dyt_squash="identity")),
-        "beta": ("Eq. 2", dict(dyt_bias=True)),
-        "no_embed_scale": ("App. A", dict(embed_scale=False)),
-        "sigma_reparam": ("Table 10", BARE | dict(sigma_reparam=True)),
-        "fixup": ("Table 10", BARE | dict(fixup=True)),
-        "skipinit": ("Table 10; 0: its authors'", BARE | dict(branch_scale="skipinit", branch_scale_init=0.0)),
-    },
-    ("scale_vectors/llama_120m", "scale_vectors/shared"): {  # we lack the paper's text: from its abstract and notes
-        "none": ("abstract", dict(gain="none")),
-        "hg": ("abstract", dict(gain="branch")),
-        "dp": ("notes", dict(gain_out="scale")),
-        "dnp": ("notes", dict(gain_out="norm")),
-        "or_magdir": ("notes", dict(gain_param="magdir")),
-        "er_magdir": ("notes", dict(gain_param="expmagdir")),
-        "unified": ("notes", dict(gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
-        "qk_norm": ("ours", QK),
-        "decay_all": ("abstract", QK | dict(decay_gains="all")),
-        "decay_output": ("abstract", QK | dict(decay_gains="output")),
-        "iwd": ("abstract", QK | dict(decay_gains="input")),
-    },
-    ("gpt2_small", "init/gpt2"): {
-        "xavier": ("DNT, Table 5", dict(init="xavier", residual_init="plain")),
-        "xavier_unit": ("ours", dict(init="xavier", residual_init="plain", init_std=1.0)),
-        "width_128": ("ours", dict(init_std=0.02 * 6**0.5)),
-    },
-}
-
-
-def all_fields(*names) -> dict:
-    """The fields of GPTConfig and TrainConfig."""
-    model, train = config(*names)
-    return vars(model) | vars(train) | dict(out_dir="")
-
-
-@pytest.mark.parametrize("size, baseline", CHANGES)
-def test_overlays_change_nothing_but_this(size, baseline):
-    before, family = all_fields(size, baseline), baseline.split("/")[0]
-    for overlay, (_, changes) in CHANGES[size, baseline].items():
-        after = all_fields(size, f"{family}/{overlay}")
-        assert {name: after[name] for name in after if after[name] != before[name]} == changes, overlay
-
-
-def test_every_file_of_the_papers_is_here():
-    files = {str(path.relative_to("config"))[:-3] for path in CONFIGS}
-    files -= {word for command in RUNS for word in command.split()} | {word for key in CHANGES for word in key}
-    files -= {f"{key[1].split('/')[0]}/{overlay}" for key, overlays in CHANGES.items() for overlay in overlays}
-    ours = "claims/ decay/ gallery moe/ optimizers/ quickstart sft/example shakespeare_char transfer"
-    assert not [file for file in files if not file.startswith(tuple(ours.split()))]
+def test_the_table_of_alpha_by_width():
     assert DYT_ALPHA == TABLE_12 | {5120: TABLE_11["13b"][2:4]}
