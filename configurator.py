@@ -139,8 +139,10 @@ def describe(*instances, given=None):
         marks = ((" " if values[name] == flags[name].default else "*", name) for name in names)
         cells = [f"{mark} {name:<{width}} {_show(values[name])}".ljust(39) for mark, name in marks]
         lines += [title, *(" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3))]
-    source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in flags}
-    sets = [f"{s} sets {', '.join(n for n in source if source[n] == s)}" for s in dict.fromkeys(source.values())]
+    sources = {}
+    for name, (_, where) in (given or {}).items():
+        sources.setdefault(where.rpartition(":")[0] or where, []).append(name)
+    sets = [f"{source} sets {', '.join(names)}" for source, names in sources.items()]
     return "\n".join([*lines, "(* = not the default)", *sets])
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanodnt.data.inputs import Notes
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
 from nanodnt.prepare.script import in_order, publish, staging
 from nanodnt.prepare.shards import Shard
@@ -57,20 +56,8 @@ def count_bytes(path: Path, dtype, tokenizer: dict) -> int:
 
 def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:
     """`build` a dataset of the Hub, in GPT-2 BPE; `args`: flags of `script.parser`, `train`, `val`: files of texts."""
-    tokenizer, notes = Tokenizer.meta_for("gpt2"), Notes()
-    reader = Tokenizer(tokenizer)
-
-    def noted(texts, where):
-        for number, text in enumerate(texts, 1):
-            for remark in reader.remarks(text):
-                notes.add(remark, f"{where}, document {number:,}")
-            yield text
-
-    splits = {}
-    for split, files in {"train": train, "val": val}.items():
-        splits[split] = [noted(texts, f"file {i} of {split}") for i, texts in enumerate(files, 1)]
-    build(args.out_dir, source, tokenizer, splits, name=name, workers=args.workers)
-    notes.print()
+    splits = {"train": train, "val": val}
+    build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers)
 
 
 @contextmanager

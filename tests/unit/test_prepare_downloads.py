@@ -13,7 +13,6 @@ import pytest
 from pyarrow import parquet
 
 from nanodnt.data import load_meta
-from nanodnt.data.tokenizer import STRETCH
 from nanodnt.prepare import hub as downloads
 from support import prepared
 from support.runs import contents
@@ -125,15 +124,6 @@ def test_minipile_and_c4_keep_their_splits(hub, tmp_path):
     wanted = texts_in(files, "train.00000") + texts_in(files, "train.00001"), texts_in(files, "val")
     assert made_by(c4, tmp_path / "c", "--shards=2") == wanted
     assert "2 of 1024" in load_meta(str(tmp_path / "c"))["source"]
-
-
-def test_what_the_tokenizer_makes_of_a_hub_s_texts_is_said(hub, tmp_path, monkeypatch, capsys):
-    texts = {"train": ["a", "<|endoftext|> b"], "validation": ["x" * 2 * STRETCH]}
-    monkeypatch.setattr(downloads, "texts", lambda file: texts[file.name.split("-")[0]])
-    made_by(minipile, tmp_path / "m")
-    said = capsys.readouterr().err
-    assert "<|endoftext|> is read as ordinary text" in said and "file 1 of train, document 2" in said
-    assert "so cut for the tokenizer: file 1 of val, document 1\n" in said
 
 
 def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
