@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,12 +60,21 @@ def build_from_hub(args, name: str, source: str, train: list, val: list) -> None
     build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers)
 
 
+class NoPool:
+    """In place of a pool of one process: it works at once, in this thread, which Ctrl-C can stop."""
+
+    def submit(self, function, *args) -> Future:
+        """A Future that is done."""
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
 @contextmanager
 def start_pool(workers: int):
-    """A pool of so many processes, or of one thread. An error in the block stops what they are doing."""
+    """A pool of so many processes, or for one of them a NoPool. An error in the block stops what they are doing."""
     if workers == 1:
-        with ThreadPoolExecutor(1) as pool:
-            yield pool
+        yield NoPool()
         return
     # spawn: the same on every system, and safe with the threads of pyarrow
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:

@@ -137,15 +137,13 @@ def write_inputs(folder):
     return ["plain", *(row["text"] for row in rows), "print('é')", "row one", "row two"]
 
 
-@pytest.mark.parametrize("part, first, last", [("", 0, 9), ("d.jsonl", 1, 6), ("deep/e.PARQUET", 7, 9)])
-def test_local_reads_files_and_folders(part, first, last, home, tmp_path, capsys, monkeypatch):
-    texts = write_inputs(tmp_path / "in")[first:last]
-    flags = [f"--input={tmp_path / 'in' / part}", "--tokenizer=bytes", "--name=x"]
+def test_local_reads_every_kind_of_file(home, tmp_path, capsys, monkeypatch):
+    texts = write_inputs(tmp_path / "in")
+    flags = [f"--input={tmp_path / 'in'}", "--tokenizer=bytes", "--name=x"]
     local.main(flags)
     train, val = prepared.texts_of(home / "x")
-    assert sorted(train + val) == sorted(texts) and train and val
-    assert train == [text for text in texts if text not in val]
-    assert ("image.png" in capsys.readouterr().err) == (part == "")
+    assert sorted(train + val) == sorted(texts) and train == [text for text in texts if text not in val]
+    assert "image.png" in capsys.readouterr().err
     made = contents(home / "x")
     prepared.list_files_backwards(monkeypatch)
     local.main(flags)
@@ -242,30 +240,21 @@ def test_a_half_replaced_dataset_is_not_prepared(tmp_path, monkeypatch):
 
 def bad_inputs(folder):
     """Files for the table below."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     write_inputs(folder / "in")
     (folder / "empty").mkdir()
-    (folder / "latin1.txt").write_bytes("é".encode("latin-1"))
     (folder / "latin1.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "\xe9"}\n')
     (folder / "key.jsonl").write_text('{"text": "ok"}\n\n{"body": "no"}\n')
-    (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
     (folder / "cut.jsonl").write_text('{"text": "ok"}\n{"text": "o')
     (folder / "fake.parquet").write_text("not parquet")
-    parquet.write_table(pa.table({"body": ["a"]}), folder / "key.parquet")
 
 
 BAD = [
     ({"input": "missing.txt"}, "missing.txt does not exist"),
     ({"input": "empty"}, "holds no text"),
-    ({"input": "latin1.txt"}, "latin1.txt is not UTF-8 text: byte 0 is not"),
     ({"input": "latin1.jsonl"}, "latin1.jsonl, line 2 is not UTF-8 text"),
     ({"input": "key.jsonl"}, "key.jsonl, line 3: no UTF-8 text under 'text' in {'body': 'no'}"),
-    ({"input": "half.jsonl"}, "line 1: no UTF-8 text"),
     ({"input": "cut.jsonl"}, "cut.jsonl, line 2 is not JSON"),
     ({"input": "fake.parquet"}, "fake.parquet is not a parquet file"),
-    ({"input": "key.parquet"}, "no UTF-8 text under 'text' in {'body': 'a'}"),
     ({"name": "../mine"}, "--name='../mine': use letters"),
     ({"name": "digits"}, "digits is the source folder of another dataset"),
     ({"val_fraction": "nan"}, "--val_fraction=nan must be above 0 and below 1"),
