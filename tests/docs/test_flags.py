@@ -125,15 +125,6 @@ def test_dnt_settings_are_the_config_files():
         assert read(flags[0] if flags else "")[0] == given, scheme
 
 
-def test_results_on_images_are_those_of_the_configs_headers():
-    """Table 1 of DNT; and what the headers of config/vdnt/ say of it."""
-    rows = {row["ImageNet-1k, top-1"]: row for row in rows_with(PAGES["images"], "ImageNet-1k, top-1")}
-    for size, column in (("large", "ViT-L"), ("huge", "ViT-H")):
-        text = " ".join((ROOT / f"config/vdnt/{size}.py").read_text().split())
-        ours, theirs = ([rows[of][f"{column}, {o}"] for o in ("AdamW", "mSGDW")] for of in ("DNT", "baseline"))
-        assert f"AdamW {ours[0]}, mSGDW {ours[1]} (ViT-{size.title()}: {theirs[0]} and {theirs[1]})" in text
-
-
 def number(cell):
     """Of a cell: 200K, or 47,684 [I], or 2e-3."""
     text = cell.removesuffix("[I]").strip().replace(",", "")

@@ -17,24 +17,6 @@ from support.runs import call
 
 @pytest.mark.house
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
-@pytest.mark.parametrize("target, flag, code", [("test", "", 0), ("test-deep", " --deep", 1)])
-def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
-    """With a python that writes its arguments down and exits with `code`."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexit {code}\n')
-    python.chmod(0o755)
-    argv = ["make", "-C", ROOT, f"BIN={tmp_path}", "-o", ".venv/.installed", "-o", ".venv/.installed-dev", target]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    result = subprocess.run(argv, capture_output=True, text=True, env=environment)
-    assert bool(result.returncode) == code
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [
-        f"-m pytest{flag} -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0"
-    ]
-
-
-@pytest.mark.house
-@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 @pytest.mark.parametrize("index", ["", "https://example.org/cu126"])
 def test_torch_comes_first_in_the_tested_version_and_from_the_index_asked_for(index):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

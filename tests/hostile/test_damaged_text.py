@@ -1,4 +1,4 @@
-"""Damaged and hostile text, drawn by hypothesis: meta.json, command lines, metrics.jsonl (config files:
+"""Damaged and hostile text, drawn by hypothesis: meta.json and command lines (config files:
 tests/unit/test_configurator.py). Each is read as it was meant or refused in one line; no code in it runs, and a
 refusal leaves an earlier run as it was."""
 
@@ -16,10 +16,8 @@ from model import GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.plan.__main__ import main as plan
-from nanodnt.run.metrics import draw_loss
 from nanodnt.settings import TrainConfig
-from support import runs
-from support.hostile import copy, holders, refused_as_none, resume, works
+from support.hostile import holders, refused_as_none, works
 from support.hypotheses import JSON, drawn
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -107,45 +105,3 @@ def test_command_lines(scratch, given_, loose):
 @pytest.mark.parametrize("size", [10**12, 2**63 - 1])
 def test_sizes_that_no_machine_has(name, size):
     works(None, plan, **dict(n_layer=1, vocab_size=300) | {name: size})
-
-
-# --------------------------------------------------------------------------------------------------- metrics.jsonl
-
-
-def changed_lines(draw, text):
-    lines = text.splitlines()
-    at = draw(st.integers(0, len(lines) - 1))
-    match draw(st.sampled_from(["row", "json", "cut", "drop", "swap", "letters", "deep", "long"])):
-        case "row":
-            row = json.loads(lines[at])
-            row[draw(st.sampled_from(["step", "tokens", "train_loss", "val_loss", "more"]))] = draw(JSON)
-            lines[at] = json.dumps(row)
-        case "json":
-            lines[at] = json.dumps(draw(JSON))
-        case "cut":
-            lines[at] = lines[at][: draw(st.integers(0, len(lines[at])))]
-        case "drop":
-            del lines[at]
-        case "swap":
-            lines.reverse()
-        case "letters":
-            lines[at] = lines[at][:5] + draw(st.text(max_size=4)) + lines[at][5:]
-        case "deep":
-            lines[at] = '{"step": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
-        case "long":
-            lines[at] = '{"step": ' + "1" * 5000 + "}"
-    raw = "\n".join(lines).encode("utf-8", "surrogatepass")
-    return raw + draw(st.sampled_from([b"\n", b"", b"\0", b"\xff"]))
-
-
-@drawn(fast=5, deep=20)
-@given(data=st.data())
-def test_metrics_before_a_resume(earlier, data):
-    """Valid rows are kept, whatever else they say, and the run reaches its end, where it draws them."""
-    with copy(earlier) as world:
-        path = world.run / "metrics.jsonl"
-        path.write_bytes(changed_lines(data.draw, path.read_text()))
-        if resume(world, max_iters=4):
-            rows = runs.metrics(world.run)
-            assert rows[-1]["step"] == 4 and all(type(row["step"]) is int for row in rows)
-            draw_loss(world.run, "token")

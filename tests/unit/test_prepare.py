@@ -1,8 +1,8 @@
 """Text to datasets: splits, formats, tokenizers, kills, and what bad input gets told."""
 
-import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import shlex
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
 from nanodnt.data.tokenizer import Tokenizer, pieces
-from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
 from support import prepared
 from support.depth import examples
@@ -41,15 +40,14 @@ def test_every_script_can_print_its_help_on_any_terminal(name, monkeypatch):
 
 
 def test_pystdlib(tmp_path, monkeypatch, capsys):
-    """Whole files are held out by a hash of their path; neither the place of the library nor its line ends matter."""
+    """Whole files are held out; neither the place of the library nor its line ends matter."""
     made, out = [], tmp_path / "out"
-    skipped = ["site-packages/a.py", "package1/tests/c.py", "e.txt", "_sysconfigdata_x.py"]
     names = [f"package{i % 5}/module{i}.py" for i in range(120)]
     for place, end in (("here", "\n"), ("else/where", "\r\n")):
         root = tmp_path / place
-        for name in names + skipped:
+        for name in (*names, "site-packages/a.py", "package1/tests/c.py", "e.txt", "_sysconfigdata_x.py"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(f'"""Größe {name}"""{end}'.encode())
+            (root / name).write_bytes(f"# Größe {name}{end}".encode())
         (root / "latin1.py").write_bytes(b"# \xe9\n")
         paths = {"stdlib": str(root)}
         monkeypatch.setattr(pystdlib.sysconfig, "get_paths", lambda paths=paths: paths)
@@ -60,10 +58,7 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
     assert "next: python train.py config/quickstart.py" in said.out
     assert f"cannot be read as UTF-8, so left out: {root}/latin1.py\n" in said.err
     train, val = prepared.texts_of(out)
-    assert sorted(train + val) == sorted(f'"""Größe {name}"""\n' for name in names)
-    for document in val:
-        path = "pystdlib/" + document.removeprefix('"""Größe ').removesuffix('"""\n')
-        assert int(hashlib.sha256(path.encode()).hexdigest()[:12], 16) / 16**12 < 0.08
+    assert sorted(train + val) == sorted(f"# Größe {name}\n" for name in names) and 3 < len(val) < 20
     for name in names[:30]:
         (root / name).unlink()
     assert "only 90 source files" in prepared.error_of(pystdlib.main, f"--out_dir={out}")
@@ -73,8 +68,8 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
 # ---------------------------------------------------------------------------------- your own text
 
 
-@pytest.mark.parametrize("kind", ["bytes", "gpt2"])
-def test_local_round_trip(kind, home, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("kind, eot", [("bytes", 256), ("gpt2", 50256)])
+def test_local_round_trip(kind, eot, home, tmp_path, capsys, monkeypatch):
     prepared.use_fake_bpe(monkeypatch)
     lines = [json.dumps({"text": text}) for text in TEXTS]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
@@ -84,17 +79,13 @@ def test_local_round_trip(kind, home, tmp_path, capsys, monkeypatch):
     train, val = prepared.texts_of(home / "mine")
     assert sorted(train + val) == sorted(TEXTS) and 3 <= len(val) <= 14
     assert [t for t in TEXTS if t in train] == train  # in the order of the file
-    meta, eot = load_meta("mine"), {"bytes": 256, "gpt2": 50256}[kind]
+    meta = load_meta("mine", max_hashed_bytes=math.inf)
     assert (meta["vocab_size"], meta["eot"], meta["dtype"]) == (eot + 1, eot, "uint16")
     assert meta["val_text_bytes"] == sum(len(t.encode()) for t in val)
     for split, part in meta["splits"].items():
         ids = prepared.ids_of(home / "mine", split)
-        raw = (home / "mine" / f"{split}.bin").read_bytes()
         assert (part["tokens"], part["max_id"]) == (len(ids), ids.max())
-        assert part["sha256"] == hashlib.sha256(raw).hexdigest()
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"}
-    x, y = PreparedText("mine", block_size=8).batch(0, 2)
-    assert (x[:, 1:] == y[:, :-1]).all()
 
 
 def test_the_end_of_a_single_text_is_held_out(home, tmp_path):
