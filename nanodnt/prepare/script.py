@@ -7,6 +7,7 @@ folder without it is not prepared. nanodnt/data reads them.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -88,11 +89,12 @@ def staging(out_dir: Path):
 def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, next_command: str) -> None:
     """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`. Print how many of `unit` each
     split has, more `about` it, its bytes, and what to type next: `next_command` with its --dataset."""
-    files = [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
+    entries = [entry for part in meta["splits"].values() for entry in (part, *part.values())]
+    files = [entry["file"] for entry in entries if isinstance(entry, dict)]
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
-    for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
-        (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
+    for split, end in itertools.product(meta["splits"], BESIDE):
+        (out_dir / f"{split}{end}").unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())

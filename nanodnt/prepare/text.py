@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
 from nanodnt.prepare.script import in_order, publish, staging
-from nanodnt.prepare.shards import Shard
 
 JOB_CHARS = PIECE  # characters that a worker tokenises at a time; it gets longer documents in pieces
 
@@ -25,7 +24,7 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, command="
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the content of meta.json.
 
     tokenizer   a `Tokenizer.meta_for(...)`; where it has an end of text, that follows every document
-    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts, or a `Shard`
+    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts, or an array of ids
     workers     tokenising processes; what is written does not depend on it
     command     to print at the end, with the --dataset
 
@@ -102,8 +101,8 @@ def _encode_files(files, tokenizer, dtype, pool, ahead, title):
     key, whole = json.dumps(tokenizer), tokenizer["tokenizer"] == "json"
     with tqdm(desc=title, unit=" documents", disable=None) as bar:  # None: shown only on a terminal
         for file in files:
-            if isinstance(file, Shard):
-                yield file.read_bytes()
+            if isinstance(file, np.ndarray):
+                yield file.astype(dtype).tobytes()
                 continue
             jobs = ((key, dtype.str, job) for job in _jobs(file, whole))
             for raw, documents in in_order(pool, _encode_job, jobs, ahead):
