@@ -77,6 +77,11 @@ def test_every_config_loads_builds_and_names_its_command(path):
             split_batch(config.batch_size, config.micro_batch_size, gpus)
 
 
+def test_every_flag_of_every_command_has_a_text_in_its_help():
+    flags = {name: flag for schemas in SCHEMAS.values() for name, flag in read_flags(*schemas).items()}
+    assert [name for name, flag in flags.items() if not flag.help] == []
+
+
 # Flags of other programs, and of data/*/prepare.py and soak.py.
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"

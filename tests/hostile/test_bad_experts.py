@@ -7,9 +7,8 @@ import pytest
 
 import sample
 import train
-from nanodnt.plan import __main__ as plan
 from support import runs
-from support.hostile import RESUME, TRAIN, assert_refused, call, cases, refuse, start
+from support.hostile import RESUME, TRAIN, assert_refused, cases, refuse, start
 from support.spoil import checkpoint, put
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -26,25 +25,6 @@ SETTINGS = cases(  # test_layout_refusals.py has those of the model alone, test_
 @SETTINGS
 def test_settings(world, case):
     refuse(world, train, case)
-
-
-def test_model_py_refuses_as_train_does(world):
-    """What only model and training settings together can tell."""
-    size = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--vocab_size=50", "--batch_size=4"]
-    assert_refused(call(plan.main, *size, "--balance_coef=0.5"), ["balance_coef=0.5 needs experts"])
-
-
-def test_a_weight_of_0_asks_for_nothing(world):
-    """The balance loss may be turned off where there is none."""
-    for flags in (BIAS, f"{FOUR} --balance=none", ""):
-        outcome = start(world, train, f"{flags} --balance_coef=0 --overwrite=True")
-        assert (outcome.code, outcome.err) == (0, "")
-
-
-def test_a_ratio_without_a_router_is_noted(world):
-    outcome = start(world, train, "--blockwise_lr=True --lr_ratio_router=2 --learning_rate=1e-3")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "note: lr_ratio_router has no effect: the model has no router of its own\n" in outcome.out
 
 
 def test_a_dense_run_stays_dense_when_resumed_with_experts(world):

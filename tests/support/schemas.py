@@ -8,7 +8,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from configurator import PathName, configure, read_flags
+from configurator import PathName, configure
 
 
 @dataclass
@@ -66,8 +66,3 @@ def write_config(text, name="c.py"):
     """Write a config file into the working directory; its name."""
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return name
-
-
-def undocumented(schema):
-    """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
-    return [name for name, flag in read_flags(schema).items() if not flag.help]

@@ -13,10 +13,8 @@ import torch
 
 from configurator import read_file
 from layers import rules
-from model import GPT
 from nanodnt.engine import Trainer, prepare_model, split_batch, training_step
 from nanodnt.optim import lr_at, make_optimizer, notes
-from nanodnt.optim.groups import make_groups
 from nanodnt.run.environment import Env
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
@@ -100,62 +98,6 @@ def test_files_together_build_train_and_print_no_notes(names):
     assert result.loss.isfinite() and not result.found_inf
     for name, p in net.named_parameters():
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name
-
-
-# -------------------------------------------------------------------------- optimizers, blockwise LR, decay, by hand
-
-
-def groups(*names, **flags):
-    """{label: (rule, LR at the end of warm-up, LR at the last step, decay)}, as in a run."""
-    model, c = config(*names, **flags)
-    found = {}
-    for g in make_groups(GPT.empty(model), c):
-        peak, end = (lr_at(step - 1, c, g) for step in (c.warmup_iters, c.max_iters))
-        found[g["label"]] = (g["rule"], *map(pytest.approx, (peak, end, g["weight_decay"])))
-    return found
-
-
-# (rule, peak LR, last LR, decay) of the matrices in the blocks, and of the embedding
-@pytest.mark.parametrize(
-    "size, overlay, hidden, emb",
-    [
-        ("lns/130m", "msgdw", ("msgdw", 1.0, 6e-5, 1e-4), ("msgdw", 1.0, 6e-5, 1e-4)),
-        ("gpt2_large", "adam_mini", ("adam_mini", 2.5e-4, 6e-5, 0.1), ("adam_mini", 2.5e-4, 6e-5, 0.1)),
-        ("gpt2_xl", "muon", ("muon", 1.5e-4, 6e-5, 0.1), ("adamw", 1.5e-4, 6e-5, 0.1)),
-        ("lns/130m", "muon", ("muon", 1e-3, 1e-4, 0.0), ("adamw", 1e-3, 1e-4, 0.0)),
-        ("dnt_xl", "muon_original", ("muon", 0.02, 0.002, 0.01), ("adamw", 6e-4, 6e-5, 0.1)),
-        ("gpt2_large", "wsd", ("adamw", 2.5e-4, 6e-5, 0.1), ("adamw", 2.5e-4, 6e-5, 0.1)),
-    ],
-)
-def test_optimizer_overlays(size, overlay, hidden, emb):
-    found = groups(size, f"optimizers/{overlay}", n_layer=2)
-    assert [found[role] for role in ("qk", "vo", "ffn")] == [hidden] * 3
-    assert found["emb"] == emb and found["gain_in"] == (*emb[:3], 0.0)
-
-
-def test_wsd_is_constant_for_four_fifths():
-    _, c = config("gpt2_large", "optimizers/wsd")
-    for t, lr in ((1000, 1.25e-4), (2000, 2.5e-4), (160_000, 2.5e-4), (180_000, 1.55e-4), (200_000, 6e-5)):
-        assert lr_at(t - 1, c) == pytest.approx(lr)
-
-
-MATRICES = {"emb", "head", "qk", "vo", "ffn"}
-DECAYED = {
-    "nanogpt": MATRICES,
-    "blockwise": MATRICES | {"gain_in", "gain_out"},
-    "dyt": MATRICES | {"gain_in", "gain_out", "scalar"},
-    "lns": set(),
-    "iwd": MATRICES | {"gain_in"},
-}
-
-
-@pytest.mark.parametrize("overlay", DECAYED)
-@pytest.mark.parametrize("size", ["dyt/7b", "lns/130m"])  # one decays everything, one nothing
-@pytest.mark.parametrize("optimizer, decay", [([], 0.1), (["optimizers/msgdw"], 1e-4)], ids=["AdamW", "mSGDW"])
-def test_decay_overlays_go_over_any_size_and_optimizer(overlay, size, optimizer, decay):
-    found = groups(size, *optimizer, f"decay/{overlay}", n_layer=2, qk_norm=True, embed_scale=True)
-    assert found.keys() == MATRICES | {"gain_in", "gain_out", "scalar"}
-    assert {role: group[3] for role, group in found.items()} == {r: decay * (r in DECAYED[overlay]) for r in found}
 
 
 @pytest.mark.deep

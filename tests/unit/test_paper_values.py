@@ -115,14 +115,20 @@ for size, (millions, d, heads, depth, batch, *peaks) in SIZES.items():
         name, rest = f"{family}_{size}", shape | TABLE_5 | layout
         RUNS[name] = ("Tables 3, 5; App. C", rest | ADAMW | paper(learning_rate=peak))
         RUNS[f"{name} optimizers/msgdw"] = ("Tables 3, 5; warm-up: App. C", rest | MSGDW)
-        RUNS[f"{name} optimizers/msgdw --warmup_iters=0"] = ("Table 5", rest | MSGDW | paper(warmup_iters=0))
-        rates = dict.fromkeys(("qk", "vo", "ffn"), 1e-4) | dict.fromkeys(("emb", "pos", "gain_in"), 6e-4)
-        rates |= {"gain_out": 6e-4} if layout is DNT else {}
-        rules = {role: "muon" if rate == 1e-4 else "adamw" for role, rate in rates.items()}
-        muon = paper(warmed=rates, rules=rules) | ours(momentum=0.95, nesterov=True, muon_steps=5)
-        muon |= ours(last={role: lr / 10 for role, lr in rates.items()}, min_lr=1e-5)
-        muon |= ours(muon_adjust_lr="match_rms_adamw", weight_decay=0.1, adamw_weight_decay=0.1)
-        RUNS[f"{name} optimizers/muon_dnt"] = ("App. F.1; embedding on AdamW: ours", rest | muon)
+
+# LRs of Muon on the matrices of the blocks, and of AdamW on the rest; they fall to a tenth
+for name, hidden, other in (("muon_dnt", 1e-4, 6e-4), ("muon_original", 0.02, 6e-4)):
+    rates = dict.fromkeys(("qk", "vo", "ffn"), hidden) | dict.fromkeys(("emb", "pos", "gain_in"), other)
+    muon = paper(warmed=rates, rules={role: "muon" if lr == hidden else "adamw" for role, lr in rates.items()})
+    muon |= ours(last={role: lr / 10 for role, lr in rates.items()}, momentum=0.95, nesterov=True, muon_steps=5)
+    RUNS[f"gpt2_large optimizers/{name}"] = ("App. F.1; Keller Jordan; embedding on AdamW: ours", muon)
+MATRICES = {"emb", "head", "qk", "vo", "ffn"}
+DECAYED = {"nanogpt": MATRICES, "blockwise": MATRICES | {"gain_in", "gain_out"}, "lns": set()}
+DECAYED |= {"iwd": MATRICES | {"gain_in"}, "dyt": MATRICES | {"gain_in", "gain_out", "scalar"}}
+for name, roles in DECAYED.items():
+    decays = {role: 0.1 * (role in roles) for role in MATRICES | {"gain_in", "gain_out", "scalar"}}
+    command = f"lns/130m decay/{name} --qk_norm=True --embed_scale=True"
+    RUNS[command] = ("the authors' code; IWD: abstract", code(decays=decays))
 
 for name, norms in S.items():
     layout = paper(norms=norms, norm="rmsnorm")
@@ -228,8 +234,7 @@ for name, (width, depth, attn, other, peak, heads, kv, hidden, millions) in TABL
         RUNS[f"dyt/{name}{overlay} --vocab_size=32000"] = ("Table 11, App. A", rest)
 for width, alpha in TABLE_12.items():
     values = DYT | paper(alpha=alpha, scalar=width**0.5) | code(beta=False)
-    for depth in (8, 64):
-        RUNS[f"dyt/small dyt/dyt --n_embd={width} --n_head=8 --n_layer={depth}"] = ("Table 12, App. A", values)
+    RUNS[f"dyt/small dyt/dyt --n_embd={width} --n_head=8"] = ("Table 12, App. A", values)
 
 # App. A, Table 13: LR, stochastic depth, betas of ViT-L; shape: code (Dosovitskiy et al.)
 CONVNEXT = IMAGES | code(AUGMENT, min_lr=1e-6, weight_decay=0.05, batch_size=4096, epochs=300, warmup_epochs=20)
