@@ -311,8 +311,8 @@ def read_path(text: str, where: str = "") -> str:
     ConfigError, which begins with `where`, if there is no such home: a shell would make a folder that is named ~."""
     path = os.path.expanduser(text)
     if path.startswith("~"):
-        advice = f"write the whole path, or ./{text} for a folder of that name"
-        raise ConfigError(f"{where or repr(text)}: there is no home folder of this name: {advice}")
+        why = f"there is no user {text.partition('/')[0][1:]!r}"
+        raise ConfigError(f"{where or repr(text)}: {why}: write the whole path, or ./{text} for a folder of that name")
     return path
 
 

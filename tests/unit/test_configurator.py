@@ -335,7 +335,7 @@ def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, path, confi
 
 def test_a_home_folder_that_is_not_there(config, capsys):
     """A shell would make a folder that is called ~no body."""
-    advice = "there is no home folder of this name: write the whole path, or ./~no body/x for a folder of that name"
+    advice = "there is no user 'no body': write the whole path, or ./~no body/x for a folder of that name"
     assert refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
     assert refused(capsys, "~no body/x") == f"'~no body/x': {advice}"
 

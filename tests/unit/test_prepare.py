@@ -100,14 +100,12 @@ def test_the_end_of_a_single_text_is_held_out(home, tmp_path):
         assert "".join(meta["chars"][i] for i in prepared.ids_of(home / "h", split)) == expected
 
 
-@pytest.mark.parametrize("size, dtype", [(65536, "uint16"), (65537, "uint32")])
-def test_ids_are_two_bytes_as_long_as_they_fit(size, dtype, tmp_path):
-    chars = [chr(i) for i in range(32, 80000) if not 0xD800 <= i < 0xE000][:size]
+def test_ids_have_four_bytes_where_two_do_not_do(tmp_path):
+    chars = [chr(i) for i in range(32, 80000) if not 0xD800 <= i < 0xE000][:65537]
     splits = {"train": [["".join(chars)]], "val": [["".join(chars[-2:])]]}
     meta = text.build(tmp_path / "d", "test", Tokenizer.meta_for("chars", chars), splits)
-    assert meta["dtype"] == dtype == load_meta(str(tmp_path / "d"))["dtype"]
-    assert meta["splits"]["val"]["max_id"] == size - 1
-    assert prepared.ids_of(tmp_path / "d", "train").tolist() == list(range(size))
+    assert meta["dtype"] == "uint32" and meta["splits"]["val"]["max_id"] == 65536
+    assert prepared.ids_of(tmp_path / "d", "train").tolist() == list(range(65537))
 
 
 def write_inputs(folder):
@@ -265,7 +263,7 @@ def test_bad_input_is_one_line_and_leaves_no_trace(flags, message, home, tmp_pat
     prepared.assert_refused(local.main, home, flags, message)
 
 
-@pytest.mark.parametrize("path, why", [("", "it is empty"), ("~no body/x", "there is no home folder")])
+@pytest.mark.parametrize("path, why", [("", "it is empty"), ("~no body/x", "there is no user")])
 def test_a_path_that_names_no_folder(path, why, home, capsys):
     with pytest.raises(SystemExit) as stop:
         local.main(["--tokenizer=bytes", "--name=x", "--input=README.md", f"--out_dir={path}"])
@@ -273,19 +271,12 @@ def test_a_path_that_names_no_folder(path, why, home, capsys):
     assert "argument --out_dir" in (said := capsys.readouterr().err) and why in said
 
 
-@pytest.mark.parametrize("full, code", [(False, 141), (True, 1)], ids=["reader has gone", "disk is full"])
-def test_an_output_that_cannot_be_written_gives_no_traceback(full, code, tmp_path):
-    """As in `… | true`; 141 is 128 + SIGPIPE."""
-    if full:
-        output = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reader, output = os.pipe()
-        os.close(reader)
+def test_an_output_on_a_full_disk_gives_no_traceback(tmp_path):
     flags = f"--input=README.md --tokenizer=bytes --name=x --out_dir={tmp_path}/x"
     command = [sys.executable, "data/local/prepare.py", *flags.split()]
-    done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
-    os.close(output)
-    assert (done.returncode, done.stderr.count("\n")) == (code, full), done.stderr
+    with open("/dev/full", "wb") as output:
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert (tmp_path / "x" / "meta.json").exists()
 
 
