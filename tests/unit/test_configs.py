@@ -4,7 +4,6 @@ There are two kinds of file: an experiment (size, data, optimizer; it sets n_lay
 on top of an experiment).
 """
 
-import ast
 import re
 from itertools import product
 
@@ -108,16 +107,3 @@ def test_overlays_start_after_every_size():
         config(size, overlay)
     for size, overlay in product(["lns/250m", "lns/350m", "lns/1b"], OVERLAYS):
         assert not overlay.startswith("lns/") or rules.notes(config(size, overlay)[0]) == []
-
-
-def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
-    """Every `--flag=value` in a header, also in prose, is accepted on top of the file and its family's base."""
-    checked = 0
-    for name, path in FILES.items():
-        header = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", " ")
-        prose = [line for line in header.split("\n") if not re.search(r"\w\.py ", line)]
-        files = [name] if name in EXPERIMENTS else [BASE[name.split("/")[0]], name]
-        for flag, value in re.findall(r"--(\w+)=([\w.+-]*\w)", "\n".join(prose)):
-            config(*files, **{flag: value})
-            checked += 1
-    assert checked > 20

@@ -208,14 +208,9 @@ def test_what_is_imported_is_required():
     assert not needed & {*develop, *evaluation} and not set(run) & set(extra), "name each package in one file"
 
 
-def test_a_tested_version_is_one_that_is_allowed():
-    tested = versions("constraints.txt", "==")
-    lowest = {}
-    for name in ("", "-extra", "-dev", "-eval"):
-        lowest |= versions(f"requirements{name}.txt", ">=|==")
-    assert tested.keys() == lowest.keys(), "give each package its tested version in constraints.txt"
-    assert [name for name in tested if tested[name] < lowest[name]] == [], "tested is less than what is required"
-    assert list(tested)[0] == "torch", "torch first"
+def test_every_package_has_a_tested_version():
+    names = set().union(*(versions(f"requirements{name}.txt", ">=|==") for name in ("", "-extra", "-dev", "-eval")))
+    assert set(versions("constraints.txt", "==")) == names, "give each package its tested version in constraints.txt"
 
 
 def test_flags_and_refusals_do_not_grow():

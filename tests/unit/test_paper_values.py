@@ -8,7 +8,6 @@ is. A later value in a sum of dicts wins.
 from functools import cache, partial
 
 import pytest
-import torch
 
 from model import DYT_ALPHA, Block, GPTConfig
 from nanodnt.optim import lr_at
@@ -76,12 +75,8 @@ def build(fields: tuple) -> tuple:
     slots |= {("input", 0): net.input_norm, ("qk", 0): net.blocks[0].attn.f.q_norm, ("final", 0): net.final_norm}
     found["norms"] = {name for (name, _), slot in slots.items() if slot.norm != "none"}
     found["factors"] = {key: slot.const for key, slot in slots.items() if slot.factor is not None}
-    found["factors"] |= {(f"{n}.in", i): s.const_in for (n, i), s in slots.items() if s.factor_in is not None}
-    found["start"] = one(slot.init_gain for (name, _), slot in slots.items() if name.endswith(".mid"))
     attn, other = ([s for (n, _), s in slots.items() if n in names] for names in ({"attn.pre"}, {"mlp.pre", "final"}))
     found["alpha"] = tuple(one(slot.init_alpha for slot in part) for part in (attn, other))
-    found["squash"] = one(slot.squash for slot in attn + other)
-    found["learned"] = one(isinstance(slot.alpha, torch.nn.Parameter) for slot in attn + other)
     found["beta"] = one(slot.bias is not None for slot in attn + other)
     found["scalar"] = None if net.embed_scale.gain is None else net.embed_scale.init_gain  # on the embedding
     return net, found
@@ -221,7 +216,7 @@ TABLE_11 = {
     "70b": (8192, 80, 0.2, 0.05, 1.5e-4, 64, 8, 28672, 68976.6),
 }
 TABLE_12 = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0.05)}  # at depths of 8, 16, 32 and 64
-DYT = paper(norm="dyt", squash="tanh", learned=True)
+DYT = paper(norm="dyt", dyt_squash="tanh", dyt_learn_alpha=True)
 FSDP = code(schedule="dyt", floor=0.1, warmup_iters=2000, block_size=4096, betas=(0.9, 0.95), weight_decay=0.1)
 FSDP |= code(optimizer="adamw", dropout=0.0, grad_clip=1.0, decay_gains="all", decay_scalars=True, decay_emb=True)
 FSDP |= ours(dataset="c4")  # the paper: The Pile
@@ -261,7 +256,11 @@ SQUASHED = {  # Tables 8 and 9: the function, and whether it is of αx
 }
 for overlay, (squash, learned) in SQUASHED.items():
     for base, kind in (("dyt/vit_b", ON_IMAGES), ("dyt/small", ON_TEXT)):
-        values = kind | paper(norm="dyt", squash=squash, learned=learned) | ({} if learned else paper(alpha=(1.0, 1.0)))
+        values = (
+            kind
+            | paper(norm="dyt", dyt_squash=squash, dyt_learn_alpha=learned)
+            | ({} if learned else paper(alpha=(1.0, 1.0)))
+        )
         RUNS[f"{base} dyt/{overlay}"] = ("Table 8" if learned else "Table 9", values)
 # ------------------------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec. 5.1) and of warm-up
@@ -280,11 +279,11 @@ for name, (peak, d, heads, depth, hidden, millions, steps, warmup) in LNS.items(
     rest |= code(max_iters=1000 * steps, warmup_iters=1000 * warmup, kv_heads=heads)
     RUNS[f"lns/{name} --vocab_size=32000"] = ("Sec. 5.1", rest | code(millions=about(millions)))
     RUNS[f"lns/{name} lns/lns"] = ("Eq. 12", rest | paper(factors=factors("pre", depth)))
-    RUNS[f"lns/{name} lns/skipinit"] = ("Sec. 6", rest | paper(branch_scale="skipinit", start=depth**-0.5))
+    RUNS[f"lns/{name} lns/skipinit"] = ("Sec. 6", rest | paper(branch_scale="skipinit"))
     mixed = rest | paper(post_norm_blocks=0.25 * depth, norms=S["s1"] | {"attn.post", "mlp.post"})
     flag = f" --post_norm_blocks={depth // 4}" if depth != 12 else ""
     RUNS[f"lns/{name} lns/mix_ln{flag}"] = ("Sec. 5.1: α of 0.25", mixed)
-for flag, place in dict(norm="pre", branch="mid", residual="post", input="pre.in").items():
+for flag, place in dict(norm="pre", branch="mid", residual="post").items():
     RUNS[f"lns/130m lns/lns --lns={flag}"] = ("Table 8, its cells are lost", paper(factors=factors(place, 12)))
 OLMO = code(norm="layernorm", norm_eps=1e-5, gains=0, pos="rope", mlp="swiglu", bias=False)
 OLMO |= code(block_size=2048, batch_size=2048, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=1.0, floor=0.1)
