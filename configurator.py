@@ -67,7 +67,7 @@ class Flag(NamedTuple):
     help: str  # the comment beside the field
 
 
-def configure(*schemas, argv=None, description="", positional="config"):
+def configure(*schemas: type, argv: list | None = None, description: str = "", positional: str = "config"):
     """Read the command line into one instance of each dataclass in `schemas`; returns (instances, given).
 
     `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or "command line".
@@ -80,12 +80,18 @@ def configure(*schemas, argv=None, description="", positional="config"):
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
     if asked := [arg for arg in argv if arg in ASKS]:
-        about = f"nanoDNT {VERSION}, torch {version('torch')}"
-        print(about if asked[0] == "--version" else _help_text(flags, description, positional), flush=True)
+        text = f"nanoDNT {VERSION}, torch {version('torch')}"
+        if asked[0] != "--version":
+            text = _help_text(flags, description, positional)
+        print(text, flush=True)
         raise SystemExit(0)
+    instances = []
     try:
         given = read_arguments(argv, flags, positional)
-        instances = [s(**{f.name: given[flag_of(f)][0] for f in fields(s) if flag_of(f) in given}) for s in schemas]
+        for schema in schemas:
+            names = {field.name: flag_of(field) for field in fields(schema)}
+            values = {name: given[flag][0] for name, flag in names.items() if flag in given}
+            instances.append(schema(**values))
     except ValueError as error:
         print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
         raise SystemExit(2) from None
@@ -128,7 +134,7 @@ def rank_tag() -> str:
     return f"[rank {rank}] " if rank and several else ""
 
 
-def describe(*instances, given=None):
+def describe(*instances, given: dict | None = None) -> str:
     """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default. With
     `given`, which configure returned, further lines name the flags that each file and the command line set."""
     flags = read_flags(*map(type, instances))
@@ -136,9 +142,12 @@ def describe(*instances, given=None):
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
     width = max(map(len, flags), default=0)
     for title, names in groupby(flags, key=lambda name: flags[name].section):
-        marks = ((" " if values[name] == flags[name].default else "*", name) for name in names)
-        cells = [f"{mark} {name:<{width}} {_show(values[name])}".ljust(39) for mark, name in marks]
-        lines += [title, *(" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3))]
+        cells = []
+        for name in names:
+            mark = " " if values[name] == flags[name].default else "*"
+            cells.append(f"{mark} {name:<{width}} {_show(values[name])}".ljust(39))
+        lines.append(title)
+        lines += [" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3)]
     sources = {}
     for name, (_, where) in (given or {}).items():
         sources.setdefault(where.rpartition(":")[0] or where, []).append(name)
@@ -149,10 +158,13 @@ def describe(*instances, given=None):
 # ------------------------------------------------------------------------------- the command line and config files
 
 
-def read_arguments(argv, flags, positional="config"):
+def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[str, tuple]:
     """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake, but for all
     names that are unknown at once: a config of another program has many."""
-    given, typed, rest, unknown = {}, {}, [], []
+    given = {}
+    typed = {}  # flags: their words
+    rest = []
+    unknown = []
     for arg in argv:
         dashes = len(arg) - len(arg.lstrip("-"))
         name, equals, value = arg[dashes:].partition("=")
@@ -172,7 +184,9 @@ def read_arguments(argv, flags, positional="config"):
         given[positional] = (rest, "command line")
         rest = []
     keys = [(name, *found) for path in rest for name, found in read_file(path).items()]
-    unknown += [f"{where}: unknown key {name} ({_hint(name, flags)})" for name, _, where in keys if name not in flags]
+    for name, _, where in keys:
+        if name not in flags:
+            unknown.append(f"{where}: unknown key {name} ({_hint(name, flags)})")
     if len(unknown) > MAX_MISTAKES:
         unknown[MAX_MISTAKES:] = [f"and {len(unknown) - MAX_MISTAKES} more"]
     if unknown:
@@ -180,8 +194,9 @@ def read_arguments(argv, flags, positional="config"):
     for name, value, where in keys:
         given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
     for name, value in typed.items():
-        # what the word can mean, for the flag to choose from: "1" is the string, True or the number
-        readings = [value, WORDS[value]] if value in WORDS else [value]
+        readings = [value]  # what the word can mean, for the flag to choose from: "1" is the string, True or the number
+        if value in WORDS:
+            readings.append(WORDS[value])
         for number in (int, float):
             with suppress(ValueError):
                 readings.append(number(value))
@@ -190,23 +205,30 @@ def read_arguments(argv, flags, positional="config"):
     return given
 
 
-def read_file(path):
-    """The keys of a config file and its bases, as they say them: name → (value, "path:line"). ConfigError where one of
-    them is no config file."""
+def read_file(path: str) -> dict[str, tuple]:
+    """The keys of a config file and its bases, as they say them: name → (value, "path:line").
+
+    ConfigError where one of them is no config file."""
     names = _read_names(path)
     return {name: names[name] for name in names if not name.startswith("_")}
 
 
-def _read_names(path, above=()):
+def _read_names(path: str, above=()) -> dict[str, tuple]:
     """What `read_file` returns, and the helpers. `above`: the files that this one is a base of."""
-    names, own = {}, set()
+    names = {}
+    own = set()
     source, body = _parse(path)
     match body:
-        case [ast.Assign(targets=[ast.Name(id="base")], value=ast.Constant(value=str(base))) as node, *body]:
+        case [
+            ast.Assign(targets=[ast.Name(id="base")], value=ast.Constant(value=str(base))) as node,
+            *body,
+        ]:
             file = os.path.normpath(os.path.join(os.path.dirname(path), base))
-            if file in (path, *above) or not os.path.isfile(file):
-                why = "is no file" if not os.path.isfile(file) else "leads back to itself"
-                raise ConfigError(f"{path}:{node.lineno}: base = {base!r}: {file} {why}")
+            where = f"{path}:{node.lineno}: base = {base!r}: {file}"
+            if not os.path.isfile(file):
+                raise ConfigError(f"{where} is no file")
+            if file in (path, *above):
+                raise ConfigError(f"{where} leads back to itself")
             names = _read_names(file, (path, *above))
     for node in body:
         where = f"{path}:{node.lineno}"
@@ -228,8 +250,8 @@ def _read_names(path, above=()):
     return names
 
 
-def _parse(path):
-    """A config file's source, and its statements without the docstring. ConfigError where it is no such file."""
+def _parse(path: str) -> tuple[str, list]:
+    """A config file's source, and its statements without the docstring."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)
@@ -307,12 +329,14 @@ def _checked(readings, flag, what):
 
 
 def read_path(text: str, where: str = "") -> str:
-    """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell, and ./~x stays.
+    """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell.
+
     ConfigError, which begins with `where`, if there is no such home: a shell would make a folder that is named ~."""
     path = os.path.expanduser(text)
     if path.startswith("~"):
-        why = f"there is no user {text.partition('/')[0][1:]!r}"
-        raise ConfigError(f"{where or repr(text)}: {why}: write the whole path, or ./{text} for a folder of that name")
+        user = text.partition("/")[0][1:]
+        advice = f"write the whole path, or ./{text} for a folder of that name"
+        raise ConfigError(f"{where or repr(text)}: there is no user {user!r}: {advice}")
     return path
 
 
@@ -353,7 +377,7 @@ def flag_of(field) -> str:
 
 
 @cache
-def read_flags(*schemas):
+def read_flags(*schemas: type) -> dict[str, Flag]:
     """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a wrong default."""
     flags = {}
     for schema in schemas:
@@ -361,7 +385,7 @@ def read_flags(*schemas):
         for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
             if flag_of(field) in (*flags, "base"):
-                raise ValueError(f"{name}: another schema has a field of that name, or a config file means its base")
+                raise ValueError(f"{name}: another schema has that name, or it is that of a file's base")
             flag = Flag(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
             _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
             flags[flag_of(field)] = flag
@@ -370,8 +394,10 @@ def read_flags(*schemas):
 
 def _comments(schema):
     """name → (section, comment) of a dataclass: the comment beside a field, and those below it up to a blank line."""
-    found, section, name = {}, schema.__name__, None
-    for line in re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0].splitlines()[1:]:  # up to the first method
+    found = {}
+    section, name = schema.__name__, None
+    before_methods = re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0]
+    for line in before_methods.splitlines()[1:]:
         field = re.match(r" +(\w+): ", line)
         comment = re.search(r"(?:^|  ) *# *(.*)", line)
         name = field[1] if field else name if line.strip() else None

@@ -374,7 +374,7 @@ class Based:
     "schemas, message",
     [
         ((Train, Train), "Train.learning_rate: another schema"),
-        ((Based,), "Based.base: .* a config file means its base"),
+        ((Based,), "Based.base: .* that of a file's base"),
         ((Lists,), r"a flag cannot be list\[int\]"),
         ((Wrong,), "default of Wrong.norm cannot be 'c': it takes a | b"),
     ],
