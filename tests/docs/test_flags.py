@@ -13,7 +13,7 @@ from layers.roles import ROLES
 from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.models import rule_lines
-from support.pages import CONFIGS, FLAGS, ROOT, load, outline, rows_with
+from support.pages import FLAGS, ROOT, load, outline, rows_with
 
 pytestmark = pytest.mark.house
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("layouts", "optimizers", "moe", "images")}
@@ -100,20 +100,6 @@ def test_every_optimizer_and_every_role_has_a_row():
 
 
 # -------------------------------------------------------------------------------------------------------- config files
-
-
-def test_overlays_and_configs_of_images_are_on_the_pages():
-    def shown(page):
-        linked = re.findall(r"\]\((\S+\.py)\)", PAGES[page])
-        linked = {(ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix() for target in linked}
-        return linked | set(re.findall(r"config/[\w/]+\.py", PAGES[page]))
-
-    overlays = {str(path) for path in CONFIGS if path.parent.name in ("optimizers", "decay", "blockwise")}
-    assert overlays <= shown("optimizers")
-    images = {str(path) for path in CONFIGS if "patch_size" in read_file(ROOT / path) or path.parent.name == "vdnt"}
-    assert {path for path in images | {"config/dyt/vit_dyt.py"} if not path.startswith("config/claims")} <= shown(
-        "images"
-    )
 
 
 def test_dnt_settings_are_the_config_files():

@@ -148,54 +148,45 @@ def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
 # ------------------------------------------------------------------- token ids that others have made
 
 
-def write_shard(file, ids, head=(20240520, 1), tokens=None, more=b""):
+def write_shard(file, ids, head=(20240520, 1), tokens=None):
     """A file in llm.c's form."""
     header = np.zeros(256, "<i4")
     header[:3] = *head, len(ids) if tokens is None else tokens
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(header.tobytes() + np.array(ids, "<u2").tobytes() + more)
+    file.write_bytes(header.tobytes() + np.array(ids, "<u2").tobytes())
 
 
-def made_shards(folder, names, tokens=50):
-    """{name: ids} of files of documents that begin with end of text."""
-    rng, ids = np.random.default_rng(1), {}
-    for name in names:
-        ids[name] = rng.integers(50256, size=tokens)
-        ids[name][::9] = 50256
-        write_shard(folder / name, ids[name])
-    return {name: found.tolist() for name, found in ids.items()}
+FIRST, SECOND, HELD_OUT = [50256, *range(49)], [50256, *range(100, 149)], [50256, 7, 50256, 8]
 
 
 def test_fineweb(tmp_path, monkeypatch):
     prepared.use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
     prepared.use_fake_bpe(monkeypatch)
-    train, val = ["finewebedu_train_000001.bin", "finewebedu_train_000002.bin"], "finewebedu_val_000000.bin"
-    ids = made_shards(tmp_path / "hub" / "finewebedu10B-gpt2" / prepared.COMMIT, [*train, val])
-    flags = [f"--out_dir={tmp_path / 'f'}", "--edu"]
-    fineweb.main(["--shards=2", *flags])
-    assert prepared.ids_of(tmp_path / "f", "train").tolist() == ids[train[0]] + ids[train[1]]
-    assert prepared.ids_of(tmp_path / "f", "val").tolist() == ids[val]
-    assert f"finewebedu10B-gpt2 at {prepared.COMMIT}, 2 of" in load_meta(str(tmp_path / "f"))["source"]
-    _, _, positions = prepared.open_prepared(str(tmp_path / "f"), 9, doc_mask=True).batch(0, 4)
-    assert positions.max() < 9
-    assert "has 1 to" in prepared.error_of(fineweb.main, "--shards=104", *flags)
+    folder, out = tmp_path / "hub" / "finewebedu10B-gpt2" / prepared.COMMIT, tmp_path / "out"
+    for name, ids in (("train_000001", FIRST), ("train_000002", SECOND), ("val_000000", HELD_OUT)):
+        write_shard(folder / f"finewebedu_{name}.bin", ids)
+    fineweb.main(["--shards=2", "--edu", f"--out_dir={out}"])
+    assert prepared.ids_of(out, "train").tolist() == FIRST + SECOND
+    assert prepared.ids_of(out, "val").tolist() == HELD_OUT
+    assert f"finewebedu10B-gpt2 at {prepared.COMMIT}, 2 of" in load_meta(str(out))["source"]
+    assert "has 1 to" in prepared.error_of(fineweb.main, "--shards=104", f"--out_dir={out}")
 
 
 def test_a_folder_of_shards(tmp_path, monkeypatch):
     prepared.use_fake_bpe(monkeypatch)
     home = prepared.use_other_home(tmp_path / "data", monkeypatch)
-    first, second, val = "a_train_1.bin", "a_train_2.bin", "a_val_0.bin"
-    ids = made_shards(tmp_path / "in", [first, second, val])
-    how = [f"--input={tmp_path / 'in'}", "--name=mine", "--tokenizer=gpt2"]
-    (tmp_path / "in" / "README.md").write_text("of the shards")  # it makes no folder of texts of it
+    folder = tmp_path / "in"
+    for name, ids in (("train_1", FIRST), ("train_2", SECOND), ("val_0", HELD_OUT)):
+        write_shard(folder / f"a_{name}.bin", ids)
+    how = [f"--input={folder}", "--name=mine", "--tokenizer=gpt2"]
+    (folder / "README.md").write_text("of the shards")  # it makes no folder of texts of it
     local.main(how)
-    assert prepared.ids_of(home / "mine", "train").tolist() == ids[first] + ids[second]
-    assert prepared.ids_of(home / "mine", "val").tolist() == ids[val]
-    (tmp_path / "in" / val).unlink()
+    assert prepared.ids_of(home / "mine", "train").tolist() == FIRST + SECOND
+    assert prepared.ids_of(home / "mine", "val").tolist() == HELD_OUT
+    (folder / "a_val_0.bin").unlink()
     local.main([*how, "--val_fraction=0.6"])  # the end of all: a part of the first, and the second
-    together = ids[first] + ids[second]
-    assert prepared.ids_of(home / "mine", "train").tolist() == together[:40]
-    assert prepared.ids_of(home / "mine", "val").tolist() == together[40:]
+    assert prepared.ids_of(home / "mine", "train").tolist() == FIRST[:40]
+    assert prepared.ids_of(home / "mine", "val").tolist() == FIRST[40:] + SECOND
 
     before = contents(home)
     for words, change in (
@@ -204,7 +195,7 @@ def test_a_folder_of_shards(tmp_path, monkeypatch):
         ("b.bin holds 6 bytes of ids, where its header says 4 tokens", dict(tokens=4)),
         ("b.bin holds token id 50257, beyond the vocabulary", dict(ids=[1, 50257, 3])),
     ):
-        write_shard(tmp_path / "in" / "b.bin", **{"ids": [1, 2, 3]} | change)
+        write_shard(folder / "b.bin", **{"ids": [1, 2, 3]} | change)
         assert words in prepared.error_of(local.main, *how)
         assert contents(home) == before
     line = prepared.error_of(local.main, *how[:2], "--tokenizer=bytes")
