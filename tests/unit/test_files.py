@@ -46,7 +46,11 @@ def test_a_folder_is_made_with_those_above_it(folder):
 
 WRONG = {
     "dead": "FOLDER/dead is a link to FOLDER/nowhere, which is not there",
+    "dead/run": "FOLDER/dead is a link to FOLDER/nowhere, which is not there",
+    "loop": "FOLDER/loop is a link to loop, which is not there",
+    "file": "FOLDER/file is a file, not a folder",
     "file/a/b": "FOLDER/file is a file, not a folder",
+    "closed": "there is no permission to write to FOLDER/closed",
     "closed/run": "there is no permission to write to FOLDER/closed",
 }
 
@@ -54,6 +58,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_in_the_way_is_named_and_nothing_made(name, folder):
     (folder / "dead").symlink_to(folder / "nowhere")
+    (folder / "loop").symlink_to("loop")
     (folder / "file").touch()
     (folder / "closed").mkdir(mode=0o555)
     before = contents(folder)
