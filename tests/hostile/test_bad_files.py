@@ -13,7 +13,6 @@ import torch
 
 import sample
 import train
-from support import runs
 from support.hostile import CHECKPOINTS, RESUME, WEIGHTS, cases, refuse, start
 from support.spoil import (
     checkpoint,
@@ -142,13 +141,3 @@ def test_run_directory(world, case):
 def test_the_command_lines_work_without_the_mistake(world, program, argv):
     code, _, err = start(world, program, argv)
     assert (code, err) == (0, "")
-
-
-def test_data_removed_during_the_run(world):
-    """An open file outlives its name: the run goes on with the same batches."""
-    assert start(world, train, LONGER).code == 0
-    expected = runs.load(world.run / "last.pt")
-    during(lambda w: shutil.rmtree(w.data))(world)
-    assert start(world, train, "--max_iters=6").code == 0
-    again = runs.load(world.run / "last.pt")
-    assert again["step"] == 6 and runs.different(expected["model"], again["model"]) == []

@@ -12,7 +12,7 @@ import torch
 
 import sample
 import train
-from support.hostile import CHECKPOINTS, RESUME, Outcome, assert_refused, cases, command_line, refuse
+from support.hostile import CHECKPOINTS, RESUME, Outcome, assert_refused, cases, command_line, refuse, start
 from support.processes import Forked, call_main, finish
 from support.runs import contents
 from support.spoil import broken_compiler, checkpoint, cut, environ, missing_package, put, write
@@ -22,6 +22,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 GROUP = dict(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")  # has no rank 0
 
 CONFIG = "{tmp}/c.py"
+BIAS = "--n_expert=4 --balance=bias"
 
 
 def config(text):
@@ -38,6 +39,9 @@ VALUES = cases(
     ("n_embd, n_head", "--n_embd=10 --n_head=4", ["n_embd=10", "multiple", "n_head=4"]),
     ("too small a vocabulary", "--vocab_size=40", ["50", "40", "vocabulary"]),
     ("more weights than memory", f"--n_embd={2**24}", ["memory"]),
+    # experts
+    ("balance_coef, without experts", "--balance_coef=0.5", ["balance_coef=0.5 needs experts", "leave balance_coef"]),
+    ("balance_coef of a bias", f"{BIAS} --balance_coef=0.5", ["balance_coef=0.5 needs balance=loss", "balance=bias"]),
     # the batch
     ("micro batch", "--batch_size=12 --micro_batch_size=5", ["micro_batch_size=5", "batch_size=12", "4 or 6"]),
     ("too large a batch", f"--batch_size={2**60}", [f"batch_size={2**60}", "at most 1048576"]),
@@ -86,6 +90,13 @@ SAMPLING = cases(
 @SAMPLING
 def test_sampling(world, case):
     refuse(world, sample, case)
+
+
+def test_a_dense_run_stays_dense_when_resumed_with_experts(world):
+    """The architecture comes from the checkpoint, and a line says so."""
+    outcome = start(world, train, f"{RESUME} --n_expert=4 --n_expert_active=1 --max_iters=4")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model of the checkpoint, not of the flags: n_expert 4 → 0, n_expert_active 1 → 2\n" in outcome.out
 
 
 def test_as_a_program(world):
