@@ -166,12 +166,11 @@ def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[
     rest = []
     unknown = []
     for arg in argv:
-        dashes = len(arg) - len(arg.lstrip("-"))
-        name, equals, value = arg[dashes:].partition("=")
-        if dashes == 0 and not (equals and name in flags):
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if not arg.startswith("--"):
+            if arg.startswith("-") or (equals and name in flags):
+                raise ConfigError(f"{arg}: write --{arg.lstrip('-')}")
             rest.append(read_path(arg))
-        elif dashes != 2:
-            raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
         elif name not in flags:
             unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
         elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):

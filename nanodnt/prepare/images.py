@@ -50,9 +50,7 @@ def build(out_dir, about: dict, splits: dict, command=None, notes: Notes | None 
         mean, std = _measure(parts, entries["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": entries}
-        sizes = f"{side} × {side}" if side else "several sizes"
-        color = "gray" if meta["channels"] == 1 else "colour"
-        words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
+        words = f"{len(classes):,} classes; licence: {meta['licence']}"
         script.publish(parts, out_dir, meta, "images", words, command or _fitting_command(side))
     return meta
 

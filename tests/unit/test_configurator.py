@@ -87,7 +87,6 @@ REFUSED = {  # a command line: its message
     "--compile": "--compile has no value: write --compile=VALUE (auto | True | False)",
     "-n_layer=3": "-n_layer=3: write --n_layer=3",
     "n_layer=3": "n_layer=3: write --n_layer=3",
-    "-v": "-v: write --v=VALUE",
     "--seed=1 --seed=1": "--seed is given twice, as '1' and '1': keep one",
     "missing.py": "cannot read config file 'missing.py': No such file or directory",
     "--no\nsuch=1": "unknown flag --no such (--help lists them all)",  # one line, whatever was typed
