@@ -3,7 +3,9 @@
     python train.py config/dnt_small.py config/mine.py --learning_rate=1e-3
 
 Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
-is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
+is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key. The first
+line can be `base = "other.py"`, a path from the file's own folder: that file's lines stand in its place, and the lines
+below can set the same names again.
 A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
 For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home folder, as in a shell.
 """
@@ -41,7 +43,6 @@ RENAMED = {
     "smooth": "loss.png averages training losses over 5% of the run",
     "real_data": "data=random, or dataset",
 }
-NOT_ALLOWED = "not allowed"
 ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
 ALLOWED += "names assigned above, + - * / // % **"
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -68,7 +69,7 @@ class Flag(NamedTuple):
     help: str  # the comment beside the field
 
 
-def configure(*schemas, argv=None, description="", positional="config"):
+def configure(*schemas: type, argv: list | None = None, description: str = "", positional: str = "config"):
     """Read the command line into one instance of each dataclass in `schemas`; returns (instances, given).
 
     `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or "command line".
@@ -81,15 +82,18 @@ def configure(*schemas, argv=None, description="", positional="config"):
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
     if asked := [arg for arg in argv if arg in ASKS]:
-        try:
-            about = f"nanoDNT {VERSION}, torch {version('torch')}"
-            print(about if asked[0] == "--version" else _help_text(flags, description, positional), flush=True)
-        except BrokenPipeError:  # as in `--help | head`
-            raise SystemExit(discard_output()) from None
+        text = f"nanoDNT {VERSION}, torch {version('torch')}"
+        if asked[0] != "--version":
+            text = _help_text(flags, description, positional)
+        print(text, flush=True)
         raise SystemExit(0)
+    instances = []
     try:
         given = read_arguments(argv, flags, positional)
-        instances = [s(**{f.name: given[flag_of(f)][0] for f in fields(s) if flag_of(f) in given}) for s in schemas]
+        for schema in schemas:
+            names = {field.name: flag_of(field) for field in fields(schema)}
+            values = {name: given[flag][0] for name, flag in names.items() if flag in given}
+            instances.append(schema(**values))
     except ValueError as error:
         print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
         raise SystemExit(2) from None
@@ -97,16 +101,8 @@ def configure(*schemas, argv=None, description="", positional="config"):
 
 
 def prepare_streams() -> None:
-    """Every command begins with this. A standard stream that was closed from the start (`>&-`) becomes the null device;
-    otherwise the next file that is opened would get its number, and with it what code in C prints. What is printed may
-    hold any character: one that the encoding of stdout lacks becomes an escape, such as \\u2192, where Python would end
-    the program. stderr does so anyway."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    """Every command begins with this. What is printed may hold any character: one that the encoding of stdout lacks
+    becomes an escape, such as \\u2192, where Python would end the program. stderr does so anyway."""
     if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -140,7 +136,7 @@ def rank_tag() -> str:
     return f"[rank {rank}] " if rank and several else ""
 
 
-def describe(*instances, given=None):
+def describe(*instances, given: dict | None = None) -> str:
     """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default. With
     `given`, which configure returned, further lines name the flags that each file and the command line set."""
     flags = read_flags(*map(type, instances))
@@ -148,30 +144,37 @@ def describe(*instances, given=None):
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
     width = max(map(len, flags), default=0)
     for title, names in groupby(flags, key=lambda name: flags[name].section):
-        marks = ((" " if values[name] == flags[name].default else "*", name) for name in names)
-        cells = [f"{mark} {name:<{width}} {_show(values[name])}".ljust(39) for mark, name in marks]
-        lines += [title, *(" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3))]
-    source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in flags}
-    sets = [f"{s} sets {', '.join(n for n in source if source[n] == s)}" for s in dict.fromkeys(source.values())]
+        cells = []
+        for name in names:
+            mark = " " if values[name] == flags[name].default else "*"
+            cells.append(f"{mark} {name:<{width}} {_show(values[name])}".ljust(39))
+        lines.append(title)
+        lines += [" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3)]
+    sources = {}
+    for name, (_, where) in (given or {}).items():
+        sources.setdefault(where.rpartition(":")[0] or where, []).append(name)
+    sets = [f"{source} sets {', '.join(names)}" for source, names in sources.items()]
     return "\n".join([*lines, "(* = not the default)", *sets])
 
 
 # ------------------------------------------------------------------------------- the command line and config files
 
 
-def read_arguments(argv, flags, positional="config"):
+def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[str, tuple]:
     """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake, but for all
-    that is unknown at once: a config of another program has many such keys."""
-    given, typed, rest, mistakes = {}, {}, [], []
+    names that are unknown at once: a config of another program has many."""
+    given = {}
+    typed = {}  # flags: their words
+    rest = []
+    unknown = []
     for arg in argv:
-        name, equals, value = arg.lstrip("-").partition("=")
-        dashes = len(arg) - len(arg.lstrip("-"))
-        if dashes == 0 and not (equals and name in flags):
-            rest.append(arg)
-        elif dashes != 2:
-            raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if not arg.startswith("--"):
+            if arg.startswith("-") or (equals and name in flags):
+                raise ConfigError(f"{arg}: write --{arg.lstrip('-')}")
+            rest.append(read_path(arg))
         elif name not in flags:
-            mistakes.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
+            unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
         elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):
             raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})")
         elif name in typed:
@@ -179,20 +182,22 @@ def read_arguments(argv, flags, positional="config"):
         else:
             typed[name] = value if equals else "True"
     if positional != "config":
-        given[positional], rest = (list(map(read_path, rest)), "command line"), []
-    keys = []
-    for path in map(read_path, rest):
-        found, wrong = _read_lines(path)
-        keys += [(name, *found[name]) for name in found]
-        unknown = {name: where for name, (_, where) in found.items() if name not in flags}
-        mistakes += wrong
-        mistakes += [f"{where}: unknown key {name} ({_hint(name, flags)})" for name, where in unknown.items()]
-    _refuse(mistakes)
+        given[positional] = (rest, "command line")
+        rest = []
+    keys = [(name, *found) for path in rest for name, found in read_file(path).items()]
+    for name, _, where in keys:
+        if name not in flags:
+            unknown.append(f"{where}: unknown key {name} ({_hint(name, flags)})")
+    if len(unknown) > MAX_MISTAKES:
+        unknown[MAX_MISTAKES:] = [f"and {len(unknown) - MAX_MISTAKES} more"]
+    if unknown:
+        raise ConfigError("; ".join(unknown))
     for name, value, where in keys:
         given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
     for name, value in typed.items():
-        # what the word can mean, for the flag to choose from: "1" is the string, True or the number
-        readings = [value, WORDS[value]] if value in WORDS else [value]
+        readings = [value]  # what the word can mean, for the flag to choose from: "1" is the string, True or the number
+        if value in WORDS:
+            readings.append(WORDS[value])
         for number in (int, float):
             with suppress(ValueError):
                 readings.append(number(value))
@@ -201,28 +206,53 @@ def read_arguments(argv, flags, positional="config"):
     return given
 
 
-def read_file(path):
-    """The keys of a config file, as it says them: name → (value, "path:line"). ConfigError where it is none."""
-    keys, mistakes = _read_lines(path)
-    _refuse(mistakes)
-    return keys
+def read_file(path: str) -> dict[str, tuple]:
+    """The keys of a config file and its bases, as they say them: name → (value, "path:line").
+
+    ConfigError where one of them is no config file."""
+    names = _read_names(path)
+    return {name: names[name] for name in names if not name.startswith("_")}
 
 
-def _refuse(mistakes: list) -> None:
-    """ConfigError of these, if there are any: the first ones, and once what a config file may hold."""
-    if not mistakes:
-        return
-    shown = mistakes[:MAX_MISTAKES]
-    if len(mistakes) > MAX_MISTAKES:
-        shown.append(f"and {len(mistakes) - MAX_MISTAKES} more")
-    if any(text.endswith(NOT_ALLOWED) for text in mistakes):
-        shown.append(ALLOWED)
-    raise ConfigError("; ".join(shown))
+def _read_names(path: str, above=()) -> dict[str, tuple]:
+    """What `read_file` returns, and the helpers. `above`: the files that this one is a base of."""
+    names = {}
+    own = set()
+    source, body = _parse(path)
+    match body:
+        case [
+            ast.Assign(targets=[ast.Name(id="base")], value=ast.Constant(value=str(base))) as node,
+            *body,
+        ]:
+            file = os.path.normpath(os.path.join(os.path.dirname(path), base))
+            where = f"{path}:{node.lineno}: base = {base!r}: {file}"
+            if not os.path.isfile(file):
+                raise ConfigError(f"{where} is no file")
+            if file in (path, *above):
+                raise ConfigError(f"{where} leads back to itself")
+            names = _read_names(file, (path, *above))
+    for node in body:
+        where = f"{path}:{node.lineno}"
+        try:
+            match node:
+                case ast.Assign(targets=[ast.Name(id="base")]):
+                    raise ConfigError("base names a file, in the first line")
+                case ast.Assign(targets=[ast.Name(id=name)]) if name in own:
+                    raise ConfigError(f"{name} is already set at {names[name][1]}")
+                case ast.Assign(targets=[ast.Name(id=name)], value=expression):
+                    names[name] = (_evaluate(expression, names), where)
+                    own.add(name)
+                case _:
+                    raise ConfigError(f"not allowed; {ALLOWED}")
+        except (ConfigError, ArithmeticError, RecursionError) as error:
+            code = source.split("\n")[node.lineno - 1].strip()[:60]
+            reason = error.args[-1]  # the args of an OverflowError are (errno, text)
+            raise ConfigError(f"{where}: `{code}`: {reason}") from None
+    return names
 
 
-def _read_lines(path):
-    """(what `read_file` returns, with None for values that are wrong; what is wrong). ConfigError where it is no config
-    file at all."""
+def _parse(path: str) -> tuple[str, list]:
+    """A config file's source, and its statements without the docstring."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)
@@ -235,31 +265,10 @@ def _read_lines(path):
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ConfigError(f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply") from None
-    names, lines, mistakes, failed = {}, {}, [], set()
-    for node in body:
-        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        if used & failed:  # it follows from a line that is wrong
-            failed |= used
-            continue
-        try:
-            match node:
-                case ast.Expr(value=ast.Constant(value=str())) if node is body[0]:  # the docstring
-                    continue
-                case ast.Assign(targets=[ast.Name(id=name)], value=expression) if name not in names:
-                    names[name], lines[name] = _evaluate(expression, names), f"{path}:{node.lineno}"
-                case ast.Assign(targets=[ast.Name(id=name)]):
-                    raise ConfigError(f"{name} is already set at {lines[name]}")
-                case _:
-                    raise ConfigError(NOT_ALLOWED)
-        except (ConfigError, ArithmeticError, RecursionError) as error:
-            code = source.split("\n")[node.lineno - 1].strip()[:60]
-            reason = error.args[-1]  # the args of an OverflowError are (errno, text)
-            mistakes.append(f"{path}:{node.lineno}: `{code}`: {reason}")
-            failed |= used - names.keys()
-            for target in getattr(node, "targets", ()):  # it is still a key, perhaps an unknown one
-                if isinstance(target, ast.Name) and target.id not in names:
-                    names[target.id], lines[target.id] = None, f"{path}:{node.lineno}"
-    return {name: (names[name], lines[name]) for name in names if not name.startswith("_")}, mistakes
+    match body:
+        case [ast.Expr(value=ast.Constant(value=str())), *body]:
+            pass
+    return source, body
 
 
 def _evaluate(node, names):
@@ -269,7 +278,7 @@ def _evaluate(node, names):
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             pass
         case ast.Name(id=name) if name in names:
-            value = names[name]
+            value, _ = names[name]
         case ast.Name(id=name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
         case ast.UnaryOp(op=op) | ast.BinOp(op=op) if type(op) in ARITHMETIC:
@@ -281,7 +290,7 @@ def _evaluate(node, names):
                 float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
             value = ARITHMETIC[type(op)](*numbers)
         case _:
-            raise ConfigError(NOT_ALLOWED)
+            raise ConfigError(f"not allowed; {ALLOWED}")
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
         raise ConfigError("the number is out of range")
     return value
@@ -321,30 +330,24 @@ def _checked(readings, flag, what):
 
 
 def read_path(text: str, where: str = "") -> str:
-    """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell, and ./~x stays. In
-    a locale without its characters the path is the UTF-8 of the text. ConfigError, which begins with `where`, if there
-    is no such home: a shell would make a folder that is named ~."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        text = os.fsdecode(decode_argument(text, where).encode())
-    if not text.startswith("~"):
-        return text
-    name = text.partition("/")[0]
-    home = os.path.expanduser(name)
-    if home.startswith("/") and (name != "~" or os.environ.get("HOME") != ""):
-        return os.path.expanduser(text)
-    why = "HOME names no folder" if name == "~" else f"there is no user {name[1:]!r}"
-    raise ConfigError(f"{where or repr(text)}: {why}: write the whole path, or ./{text} for a folder of that name")
+    """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell.
+
+    ConfigError, which begins with `where`, if there is no such home: a shell would make a folder that is named ~."""
+    path = os.path.expanduser(text)
+    if path.startswith("~"):
+        user = text.partition("/")[0][1:]
+        advice = f"write the whole path, or ./{text} for a folder of that name"
+        raise ConfigError(f"{where or repr(text)}: there is no user {user!r}: {advice}")
+    return path
 
 
 def decode_argument(text: str, where: str) -> str:
-    """A text from the command line or a terminal, read as UTF-8 whatever the locale says: in some, Python leaves bytes
-    that are not ASCII undecoded, as surrogates. ConfigError, which begins with `where`, if it is not UTF-8."""
+    """A text from the command line or a terminal. ConfigError, which begins with `where`, if it is not UTF-8."""
     try:
-        return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8")
+        text.encode()
     except UnicodeError:
         raise ConfigError(f"{where}: it is not UTF-8 text") from None
+    return text
 
 
 def _expected(flag):
@@ -375,15 +378,15 @@ def flag_of(field) -> str:
 
 
 @cache
-def read_flags(*schemas):
+def read_flags(*schemas: type) -> dict[str, Flag]:
     """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a wrong default."""
     flags = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)
         for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
-            if flag_of(field) in flags:
-                raise ValueError(f"{name}: another schema has a field of that name")
+            if flag_of(field) in (*flags, "base"):
+                raise ValueError(f"{name}: another schema has that name, or it is that of a file's base")
             flag = Flag(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
             _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
             flags[flag_of(field)] = flag
@@ -392,12 +395,10 @@ def read_flags(*schemas):
 
 def _comments(schema):
     """name → (section, comment) of a dataclass: the comment beside a field, and those below it up to a blank line."""
-    found, section, name = {}, schema.__name__, None
-    try:
-        source = inspect.getsource(schema)
-    except (OSError, TypeError):  # no source: a run can do without help texts
-        return found
-    for line in re.split(r"\n +(?:def|@)", source)[0].splitlines()[1:]:  # up to the first method
+    found = {}
+    section, name = schema.__name__, None
+    before_methods = re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0]
+    for line in before_methods.splitlines()[1:]:
         field = re.match(r" +(\w+): ", line)
         comment = re.search(r"(?:^|  ) *# *(.*)", line)
         name = field[1] if field else name if line.strip() else None

@@ -1,40 +1,17 @@
-"""L-DNT-Large, 774M parameters as the paper counts them: DNT's default, setting S5 (arXiv 2507.17501, Fig. 3).
+"""L-DNT-Large, 774M parameters as the paper counts them (arXiv 2507.17501, Table 3). config/dnt_small.py says the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py config/optimizers/msgdw.py \
         --out_dir=out/dnt_large_msgdw
 
-Prepare the data once: python data/openwebtext/prepare.py
-The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4,
-decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. This file does not set LR and decay, because
-these values are the defaults of the two optimizers.
-Warm-up: the paper's text says 2000 steps (App. C), its Table 5 says 0 for mSGDW; we take 2000 for both [I]. Initial
-weights: "Xavier" (Table 5); config/init/xavier.py says what of it is ours. The GELU is GPT-2's, the tanh form [I];
-nanoGPT's is exact: --mlp=gelu_erf.
 Validation loss in the paper: AdamW 2.481, mSGDW 2.503 (GPT-2: 2.492 and 2.544).
 """
 
+base = "dnt_small.py"
 out_dir = "out/dnt_large"
-dataset = "openwebtext"
 
 n_layer = 36
 n_head = 20
 n_embd = 1280
-block_size = 1024
-
-# DNT, setting S5
-pre_norm = "attn"
-mid_norm = "both"
-input_norm = True
-qk_norm = True
-init = "xavier"
-residual_init = "plain"
-
-batch_size = 512  # sequences a step, over all GPUs
-micro_batch_size = 16  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
-max_iters = 200_000
-warmup_iters = 2000
-min_lr = 6e-5
-
-eval_interval = 1000
-eval_tokens = 0  # all of val.bin
+batch_size = 512
+micro_batch_size = 16

@@ -1,40 +1,21 @@
-"""GPT-2 XL, 1436M parameters as the DNT paper (arXiv 2507.17501) counts them: the Pre-LN baseline of its Table 1.
+"""GPT-2 XL, 1436M parameters as the DNT paper (arXiv 2507.17501) counts them. config/gpt2_small.py says the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/optimizers/msgdw.py \
         --out_dir=out/gpt2_xl_msgdw
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/init/gpt2.py --out_dir=out/init_xl
 
-Prepare the data once: python data/openwebtext/prepare.py
-The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 1.5e-4,
-decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. Warm-up: its text says 2000 steps (App. C), its
-Table 5 says 0 for mSGDW; we take 2000 [I]. Initial weights: "Xavier", as for DNT (Table 5; config/init/xavier.py). The
-third command has nanoGPT's own. The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both
-to compare them. The shape is L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide.
-LayerNorm without bias is nanoGPT's [I]: the paper builds on nanoGPT, but calls RMSNorm its default norm (sec. 2). The
-GELU is GPT-2's, the tanh form [I]; nanoGPT's is exact: --mlp=gelu_erf.
+The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both to compare them. The shape is
+L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide.
 Validation loss in the paper: AdamW 2.435, mSGDW 2.472.
 """
 
+base = "gpt2_small.py"
 out_dir = "out/gpt2_xl"
-dataset = "openwebtext"
 
 n_layer = 48
 n_head = 24
 n_embd = 1536
-block_size = 1024
-
-norm = "layernorm"
-norm_eps = 1e-5
-init = "xavier"
-residual_init = "plain"
-
 learning_rate = 1.5e-4  # AdamW
-batch_size = 512  # sequences a step, over all GPUs
-micro_batch_size = 8  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
-max_iters = 200_000
-warmup_iters = 2000
-min_lr = 6e-5
-
-eval_interval = 1000
-eval_tokens = 0  # all of val.bin
+batch_size = 512
+micro_batch_size = 8

@@ -12,16 +12,10 @@ Loss gap and speed-up in steps, read off plots in the authors' repository: 0.044
 on MiniPile, 1.97× for both. The baseline is config/blockwise/adam_mini.py.
 """
 
+base = "blockwise.py"
 optimizer = "adam_mini"
 decay_gains = "none"
-blockwise_lr = True
 lr_ratio_emb = 4.0
 lr_ratio_qk = 1.0
 lr_ratio_ffn = 4.0
 lr_ratio_vo = 4.0
-lr_ratio_norm = 1.0  # all gains and scalars [I]
-lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
-lr_ratio_pos = 1.0  # where they are learned
-blockwise_start = "start"
-blockwise_min_lr = "shared"
-blockwise_decay = "scaled"

@@ -11,14 +11,5 @@ This ablation is ours [I]; the blockwise LR paper (arXiv 2502.19002) has none. R
 config/blockwise/blockwise.py.
 """
 
-blockwise_lr = True
-lr_ratio_emb = 10.0
-lr_ratio_qk = 8.0
-lr_ratio_ffn = 6.0
-lr_ratio_vo = 4.0
-lr_ratio_norm = 1.0  # all gains and scalars [I]
-lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
-lr_ratio_pos = 1.0  # where they are learned
-blockwise_start = "start"
-blockwise_min_lr = "shared"
+base = "blockwise.py"
 blockwise_decay = "unscaled"

@@ -10,14 +10,5 @@ ratio 1 (config/blockwise/blockwise.py). This ablation is ours [I]. A tied head 
 Ratios from the first step on, as there.
 """
 
-blockwise_lr = True
-lr_ratio_emb = 10.0
-lr_ratio_qk = 8.0
-lr_ratio_ffn = 6.0
-lr_ratio_vo = 4.0
-lr_ratio_norm = 1.0  # all gains and scalars [I]
-lr_ratio_head = 10.0  # where it is untied; a tied one is the embedding
-lr_ratio_pos = 1.0  # where they are learned
-blockwise_start = "start"
-blockwise_min_lr = "shared"
-blockwise_decay = "scaled"
+base = "blockwise.py"
+lr_ratio_head = 10.0

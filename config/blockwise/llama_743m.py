@@ -1,4 +1,4 @@
-"""The LLaMA of 743M of the blockwise learning rate paper (arXiv 2502.19002).
+"""The LLaMA of 743M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py config/blockwise/blockwise.py \
@@ -6,32 +6,17 @@
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py --max_iters=100000 \
         --out_dir=out/blockwise_llama_743m_100k
 
-Prepare the data once: python data/openwebtext/prepare.py
-This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
-For the paper's method, an LR for each block type, put config/blockwise/blockwise.py, or a variant, after it.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.052 and
 1.88×. The paper gives no peak LR for MiniPile at this size.
-Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the authors' code.
 """
 
+base = "llama_237m.py"
 out_dir = "out/blockwise_llama_743m"
-dataset = "openwebtext"
 
 n_layer = 13
 n_head = 26
 n_embd = 1664
 n_ff = 6656
-block_size = 1024
-pos = "rope"
-mlp = "swiglu"
-tie_weights = False
-residual_init = "plain"
-
 learning_rate = 6e-4
 min_lr = learning_rate / 20
-decay_gains = "all"  # as in the authors' code; nanoGPT, with which the paper aligns its settings, decays no norms
-batch_size = 480  # sequences a step, over all GPUs
-micro_batch_size = 10  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
-max_iters = 50_000  # 100_000 in its longer baseline
-warmup_iters = 1000
-eval_tokens = 0  # all of val.bin
+micro_batch_size = 10

@@ -13,14 +13,8 @@ The ratios hold from the first step on, as in the authors' code [I]; the paper s
 warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers is not known [U].
 """
 
-blockwise_lr = True
+base = "blockwise.py"
 lr_ratio_emb = 6.0
 lr_ratio_qk = 4.0
 lr_ratio_ffn = 3.0
 lr_ratio_vo = 2.0
-lr_ratio_norm = 1.0  # all gains and scalars [I]
-lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
-lr_ratio_pos = 1.0  # where they are learned
-blockwise_start = "start"
-blockwise_min_lr = "shared"
-blockwise_decay = "scaled"

@@ -9,14 +9,5 @@ App. A.2 (arXiv 2502.19002): plain AdamW during warm-up, then the ratios. So the
 up to the multiplied peak instead (config/blockwise/blockwise.py); its option for the switch only prints a warning.
 """
 
-blockwise_lr = True
-lr_ratio_emb = 10.0
-lr_ratio_qk = 8.0
-lr_ratio_ffn = 6.0
-lr_ratio_vo = 4.0
-lr_ratio_norm = 1.0  # all gains and scalars [I]
-lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
-lr_ratio_pos = 1.0  # where they are learned
+base = "blockwise.py"
 blockwise_start = "warmup_end"
-blockwise_min_lr = "shared"
-blockwise_decay = "scaled"

@@ -12,7 +12,5 @@ nanoGPT gains do not decay. The models in config/blockwise/ have this setting al
 (norm=none) is refused: use config/decay/nanogpt.py.
 """
 
-weight_decay = None  # AdamW 0.1, mSGDW 1e-4
-decay_emb = True
+base = "nanogpt.py"
 decay_gains = "all"
-decay_scalars = False

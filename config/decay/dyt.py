@@ -12,7 +12,6 @@ in config/dyt/ have that rule; on a language model it is config/decay/nanogpt.py
 refused; with --decay_gains=none it trains, and its scalars decay.
 """
 
-weight_decay = None  # AdamW 0.1, mSGDW 1e-4
-decay_emb = True
+base = "nanogpt.py"
 decay_gains = "all"
 decay_scalars = True  # α, β, the embedding's scalar, biases

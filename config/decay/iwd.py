@@ -12,7 +12,5 @@ parts of the paper that we have lack the strength of this decay [U]: we take tha
 config/scale_vectors/iwd.py has the same rule for a LLaMA with QK-norm.
 """
 
-weight_decay = None  # AdamW 0.1, mSGDW 1e-4
-decay_emb = True
+base = "nanogpt.py"
 decay_gains = "input"
-decay_scalars = False

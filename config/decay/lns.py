@@ -8,7 +8,5 @@ The models in config/lns/ have this setting already. config/optimizers/muon_orig
 parameters on AdamW: after that file, also set adamw_weight_decay=0 on the command line.
 """
 
+base = "nanogpt.py"
 weight_decay = 0.0
-decay_emb = True
-decay_gains = "none"
-decay_scalars = False

@@ -13,10 +13,5 @@ It says that it starts from S5, but lists two pre norms and removes both, and S5
 30K: here they are those of config/dnt_small.py [I].
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
-pre_norm = "both"
-mid_norm = "both"
-post_norm = "none"
+base = "s4.py"
 input_norm = False
-qk_norm = True

@@ -14,10 +14,5 @@ It says that it starts from S5, but lists two pre norms and removes both, and S5
 [U], which mentions steps up to 30K: here they are those of config/dnt_small.py [I].
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
-pre_norm = "both"
+base = "s4.py"
 mid_norm = "none"
-post_norm = "none"
-input_norm = True
-qk_norm = True

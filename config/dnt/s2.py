@@ -8,10 +8,5 @@
 In the paper's Fig. 6 (mSGDW, 124M) it is similar to S1, the worst.
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-input_norm = False
+base = "s1.py"
 qk_norm = True

@@ -8,10 +8,6 @@
 In the paper's Fig. 6 (mSGDW) it is better than S1 and S2 at 124M, and the best of all on ImageNet.
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
+base = "s1.py"
 input_norm = True
 qk_norm = True

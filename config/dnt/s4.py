@@ -9,10 +9,7 @@ In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S5; these two are the b
 (no_qk_norm.py and three others) start from S4 [I].
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
-pre_norm = "both"
+base = "s1.py"
 mid_norm = "both"
-post_norm = "none"
 input_norm = True
 qk_norm = True

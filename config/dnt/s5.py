@@ -9,10 +9,5 @@ S4 without the norm before the FFN. In the paper's Fig. 6 (mSGDW, 124M) it is ab
 best.
 """
 
-norm = "rmsnorm"
-norm_eps = 1e-6
+base = "s4.py"
 pre_norm = "attn"
-mid_norm = "both"
-post_norm = "none"
-input_norm = True
-qk_norm = True

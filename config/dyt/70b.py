@@ -1,40 +1,14 @@
-"""LLaMA 70B without norms: DyT (arXiv 2503.10622). Heads and FFN are LLaMA-2-70B's [I].
+"""LLaMA 70B without norms: DyT (arXiv 2503.10622). config/dyt/7b.py says the rest.
 
     torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=node0:29400 train.py config/dyt/70b.py
     # RMSNorm: config/dyt/rmsnorm.py --out_dir=out/rmsnorm_70b after that
 
-Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: width, depth, α₀ (Table 11); the embedding's scalar, The Pile, 200B tokens, 4M a step, LR 1.5e-4 (App. A).
-Its code (FMS-FSDP): no β; 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is
-the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20).
 Mean score on 15 tasks and training loss (Table 4): 0.549 and 1.45, RMSNorm and DyT alike.
-Different here: C4, some twice; GPT-2's vocabulary (LLaMA's 32000 tokens: 68.98B parameters). 68 GB a GPU, by --plan.
+Heads and FFN are LLaMA-2-70B's [I]. 68.98B parameters with LLaMA's vocabulary of 32000; 68 GB a GPU, by --plan.
 """
 
+base = "34b.py"
 out_dir = "out/dyt_70b"
-dataset = "c4"
 
 n_layer = 80
-n_head = 64
-n_kv_head = 8
-n_embd = 8192  # Table 11 has 8196
 n_ff = 28672
-block_size = 4096
-pos = "rope"
-mlp = "swiglu"
-tie_weights = False
-residual_init = "plain"  # blocks N(0, 0.02) [I]; embedding and head too, in the code cut off
-norm = "dyt"
-dyt_alpha_attn = 0.2  # α₀, Table 11
-dyt_alpha_other = 0.05
-embed_scale = True
-
-learning_rate = 1.5e-4
-decay_gains = "all"
-decay_scalars = True  # α and the scalar on the embedding too
-batch_size = 1024  # sequences a step, over all GPUs: 4.2M tokens
-micro_batch_size = 1  # on one GPU at a time
-activation_checkpointing = True
-max_iters = 47_684  # 200B tokens; T too [I], which the README of DyT's code does not set [U]
-schedule = "dyt"
-warmup_iters = 2000  # w

@@ -8,14 +8,5 @@ The paper's definition (Eq. 2) has β, and images have it without this file. The
 RMSNorm. The paper has no number that compares them.
 """
 
-norm = "dyt"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
+base = "dyt.py"
 dyt_bias = True  # β, 0 at first
-embed_scale = None  # a learned scalar in language models (App. A), none on images
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

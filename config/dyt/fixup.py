@@ -17,14 +17,7 @@ q, k and SwiGLU is our choice [I]. The paper has no language models of this kind
 --embed_scale=True adds DyT's.
 """
 
+base = "dyt.py"
 norm = "none"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
-dyt_bias = None
 embed_scale = False
-branch_scale = "none"
-branch_scale_init = None
 fixup = True  # scalar biases and multipliers, branch ends that start at zero
-sigma_reparam = False

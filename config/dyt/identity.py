@@ -11,14 +11,5 @@ Accuracy of the paper's ViT-S and ViT-B (Table 8): 58.5 and 61.0, then both dive
 scalar as in config/dyt/dyt.py, no β.
 """
 
-norm = "dyt"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
+base = "dyt.py"
 dyt_squash = "identity"
-dyt_bias = None  # β (Eq. 2) on images, none in language models (the authors' code)
-embed_scale = None  # a learned scalar in language models (App. A), none on images
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

@@ -13,14 +13,7 @@ Accuracy of the paper's ViT-B (Table 9) for tanh, hardtanh and sigmoid (--dyt_sq
 config/dyt/dyt.py, no β.
 """
 
-norm = "dyt"
+base = "dyt.py"
 dyt_alpha_attn = 1.0  # tanh(x)
 dyt_alpha_other = 1.0
 dyt_learn_alpha = False
-dyt_squash = "tanh"
-dyt_bias = None  # β (Eq. 2) on images, none in language models (the authors' code)
-embed_scale = None  # a learned scalar in language models (App. A), none on images
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

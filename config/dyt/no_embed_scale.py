@@ -9,14 +9,5 @@ The paper adds that scalar, √d at first, to its LLaMAs (App. A): without it ac
 "and the training struggles to progress". It gives no number.
 """
 
-norm = "dyt"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
-dyt_bias = None  # β (Eq. 2) on images, none in language models (the authors' code)
+base = "dyt.py"
 embed_scale = False
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

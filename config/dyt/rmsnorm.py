@@ -11,14 +11,6 @@ Score and training loss of the paper's LLaMA 7B, 13B, 34B, 70B (Table 4): 0.513 
 LayerNorm: config/dyt/vit_layernorm.py.
 """
 
+base = "dyt.py"
 norm = "rmsnorm"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
-dyt_bias = None
 embed_scale = False
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

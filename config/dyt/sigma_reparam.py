@@ -18,14 +18,7 @@ Without norms, as in the paper (sec. 6.4). In the code of σReparam's authors th
 them. The paper has no language models of this kind: no scalar on the embedding here [I]; --embed_scale=True adds DyT's.
 """
 
+base = "dyt.py"
 norm = "none"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
-dyt_bias = None
 embed_scale = False
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
 sigma_reparam = True  # every matrix in the blocks [I] is γ W/σ(W), γ = σ(W) at first

@@ -11,14 +11,5 @@ On images: α₀ 0.5, β, no scalar on the embedding. On language models it is o
 config/dyt/dyt.py, no β. Its output is not centred on 0.
 """
 
-norm = "dyt"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
+base = "dyt.py"
 dyt_squash = "sigmoid"
-dyt_bias = None  # β (Eq. 2) on images, none in language models (the authors' code)
-embed_scale = None  # a learned scalar in language models (App. A), none on images
-branch_scale = "none"
-branch_scale_init = None
-fixup = False
-sigma_reparam = False

@@ -16,14 +16,8 @@ config/lns/skipinit.py. The DyT paper has no language models of this kind: no sc
 --embed_scale=True adds DyT's.
 """
 
+base = "dyt.py"
 norm = "none"
-dyt_alpha_attn = None
-dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
-dyt_bias = None
 embed_scale = False
 branch_scale = "skipinit"
 branch_scale_init = 0.0  # every branch is off at first
-fixup = False
-sigma_reparam = False

@@ -9,11 +9,8 @@
 Top-1 in the paper (Table 1): ViT-B 82.3, ViT-L 83.1. It does not give the eps [U]; 1e-6 is timm's.
 """
 
+base = "vit_dyt.py"
 norm = "layernorm"
-norm_eps = 1e-6
 dyt_alpha_attn = None
 dyt_alpha_other = None
-dyt_learn_alpha = True
-dyt_squash = "tanh"
 dyt_bias = False
-embed_scale = False

@@ -5,8 +5,7 @@
 The scaling is ours [I]. For another width change `_width`. Measured: docs/results/init.md.
 """
 
+base = "gpt2.py"
 _width = 128
 
-init = "normal"
 init_std = 0.02 * (768 / _width) ** 0.5
-residual_init = "gpt2"

@@ -5,6 +5,5 @@
 With a tied head the first logits are then as large as √width. Measured: docs/results/init.md.
 """
 
-init = "xavier"
+base = "xavier.py"
 init_std = 1.0
-residual_init = "plain"

@@ -12,15 +12,6 @@ Admin assumes that the stream starts with variance 1. With embeddings of std 0.0
 first FFN would outweigh the stream. So there is an input norm here [I]; --input_norm=False removes it.
 """
 
-pre_norm = "none"
-mid_norm = "none"
-post_norm = "both"
-post_norm_blocks = 0
-norm_groups = 1
+base = "post_ln.py"
 input_norm = True  # gives the stream variance 1 at first [I]
-lns = "off"
-deepnorm = False
 admin = True  # ω from a profiling forward before the first step
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

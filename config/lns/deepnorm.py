@@ -12,15 +12,6 @@ which is right for 32 layers only (2.21 at 12, 2.63 at 24). And it multiplies th
 should divide them by that. That code also has a final norm after the last post norm; here there is none [I].
 """
 
-pre_norm = "none"
-mid_norm = "none"
-post_norm = "both"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
+base = "post_ln.py"
 deepnorm = True  # stream × (2L)^¼; v, o and FFN start × (8L)^-¼
-admin = False
-branch_scale = "none"
 init = "xavier"
-residual_init = "plain"

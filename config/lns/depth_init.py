@@ -10,15 +10,5 @@ Perplexity in the images of the LNS repository (130M, 250M): 26.95, 21.50. The p
 matrices" by 1/√(2ℓ); we scale o and down only [I].
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
+base = "pre_ln.py"
 residual_init = "depth"  # o and down of block ℓ start × 1/√(2ℓ)

@@ -10,15 +10,5 @@ The number of groups is not in the paper's text [U]; we take 32, the usual one o
 Group-LN worse than Pre-LN at 130M (Table 7, but the text that we have lacks its cells [U]).
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
+base = "pre_ln.py"
 norm_groups = 32  # [I]; it has to divide n_embd
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

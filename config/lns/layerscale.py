@@ -11,15 +11,5 @@ that it is small [U]; ours is LayerScale's own for 12 to 18, 24 and 36 layers, a
 Another start value: --branch_scale_init=0.1.
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
+base = "pre_ln.py"
 branch_scale = "layerscale"  # starts at 0.1 up to 18 layers, 1e-5 up to 24, then 1e-6
-init = "normal"
-residual_init = "plain"

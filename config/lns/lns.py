@@ -19,15 +19,5 @@ The gains of those runs are in bf16, which rounds away small steps near 1, so Pr
 itself [I]. Hence --lns_learn=True, ours [I]: 1/√ℓ is the start value of the gain instead of a constant.
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
+base = "pre_ln.py"
 lns = "norm"  # 1/√ℓ on the output of both pre norms of block ℓ = 1 … L
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

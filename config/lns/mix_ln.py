@@ -10,15 +10,5 @@ The number of blocks follows the depth: 3 of 12, but --post_norm_blocks=6 of 24,
 the images of the LNS repository (130M, 250M, 350M, 1B): 26.07, 21.39, 1363.21, 1414.78.
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
+base = "pre_ln.py"
 post_norm_blocks = 3  # a quarter of 12 blocks; 6 of 24, 2 of 8
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

@@ -10,15 +10,6 @@ The last post norm is the final norm [I]; the code of LNS has one more after it.
 repository (130M, 250M, 350M, 1B): 26.95, 1409.79, 1368.33, 1390.75.
 """
 
+base = "pre_ln.py"
 pre_norm = "none"
-mid_norm = "none"
 post_norm = "both"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

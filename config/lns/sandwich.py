@@ -11,15 +11,5 @@ CogView, which it is from, also has 1/√(2L) on a branch's last matrix (--resid
 compare it with the other schemes [I].
 """
 
-pre_norm = "both"
+base = "pre_ln.py"
 mid_norm = "both"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
-residual_init = "plain"

@@ -11,15 +11,5 @@ factor. LNS is 0.011 and 0.031 nats better than this. The paper's text scales "W
 calls weights of the feed-forward; we scale o and down, as GPT-2 does [I].
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
-branch_scale = "none"
-init = "normal"
+base = "pre_ln.py"
 residual_init = "gpt2"  # o and down start × 1/√(2L)

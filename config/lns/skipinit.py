@@ -11,15 +11,5 @@ paper says 1/√L, its code starts at 0.001: --branch_scale_init=0.001. The orig
 config/dyt/skipinit.py.
 """
 
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-post_norm_blocks = 0
-norm_groups = 1
-input_norm = False
-lns = "off"
-deepnorm = False
-admin = False
+base = "pre_ln.py"
 branch_scale = "skipinit"  # starts at 1/√L
-init = "normal"
-residual_init = "plain"

@@ -13,42 +13,9 @@ we have lacks its cells [U]. It has no recipe [U]; ours is that of config/dyt/vi
 norm, biases and the initial weights N(0, 0.02) without 1/√(2L) are ours [I].
 """
 
+base = "../dyt/vit_b.py"
 out_dir = "out/vit_s_lns"
-dataset = "imagenet1k"
 
-n_layer = 12
 n_head = 6
 n_embd = 384
-patch_size = 16
-image_size = 224
-channels = 3
-n_class = 1000
-mlp = "gelu_erf"
-bias = True
-drop_path = 0.1
-norm = "layernorm"
 lns = "branch"
-branch_scale = "none"
-residual_init = "plain"
-
-label_smoothing = 0.1
-rand_augment = 9.0
-rand_augment_std = 0.5
-mixup = 0.8
-cutmix = 1.0
-crop_area = 0.08
-flip = True
-
-batch_size = 4096  # images a step, over all GPUs
-micro_batch_size = 256  # on one GPU at a time
-max_iters = 93_600  # 300 epochs of 312 steps
-warmup_iters = 6240  # 20 epochs
-learning_rate = 4e-3
-min_lr = 1e-6
-weight_decay = 0.05
-beta2 = 0.999
-grad_clip = 0.0  # off
-decay_emb = False
-
-eval_interval = 1560  # 5 epochs
-eval_tokens = 0  # all images

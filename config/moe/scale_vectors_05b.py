@@ -17,8 +17,8 @@ softmax, balance by loss; untied head and GPT-2's vocabulary, which fit the LLaM
 config/scale_vectors says how); LR of config/blockwise/llama_237m.py; 100 tokens for each active parameter.
 """
 
+base = "../scale_vectors/llama_120m.py"
 out_dir = "out/moe_05b"
-dataset = "openwebtext"
 
 n_layer = 10
 n_head = 16
@@ -26,15 +26,5 @@ n_embd = 1024
 n_expert = 8
 n_expert_active = 2
 n_ff = 1472  # of one expert
-block_size = 1024
-pos = "rope"
-mlp = "swiglu"
-tie_weights = False
-residual_init = "plain"
-
 learning_rate = 8e-4
-batch_size = 480  # sequences a step, over all GPUs
-micro_batch_size = 30  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
 max_iters = 48_000  # 23.6B tokens
-warmup_iters = 1000
-eval_tokens = 0  # all of val.bin

@@ -17,12 +17,8 @@ a tenth of the LR, so that the rest ends at the 6e-5 of the paper's other runs. 
 AdamW [I].
 """
 
-optimizer = "muon"
+base = "muon.py"
 learning_rate = 1e-4
 min_lr = 1e-5  # the rest in proportion: 6e-5 [I]
 weight_decay = 0.1  # [I]
 adamw_learning_rate = 6e-4
-muon_adjust_lr = "match_rms_adamw"  # [I]
-momentum = 0.95  # [I]
-nesterov = True  # [I]
-muon_steps = 5  # [I]

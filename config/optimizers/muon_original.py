@@ -9,13 +9,10 @@ has the AdamW of the DNT paper, LR 6e-4 and decay 0.1. Both LRs fall to a tenth,
 [I]. The ε of his Adam is 1e-10, ours is 1e-8.
 """
 
-optimizer = "muon"
+base = "muon.py"
 learning_rate = 0.02
 min_lr = 0.002  # the rest in proportion: 6e-5
 weight_decay = 0.01
 adamw_learning_rate = 6e-4
 adamw_weight_decay = 0.1
 muon_adjust_lr = "original"  # updates times √max(1, rows/columns)
-momentum = 0.95
-nesterov = True
-muon_steps = 5

@@ -14,8 +14,5 @@ side.
 The abstract: a better placement helps by itself; the parts that we have lack how much DNP does [U].
 """
 
-gain = "shared"
+base = "shared.py"
 gain_out = "norm"  # q and k by head; v, gate and up over their whole width
-gain_param = "direct"
-qk_norm = False
-decay_gains = "none"

@@ -11,8 +11,5 @@ the notes write one per matrix, which is --gain=branch, the second command.
 The abstract: a better placement helps by itself; the parts of the paper that we have lack how much DP does [U].
 """
 
-gain = "shared"
+base = "shared.py"
 gain_out = "scale"  # on the outputs of q, k, v, gate and up
-gain_param = "direct"
-qk_norm = False
-decay_gains = "none"

@@ -10,8 +10,5 @@ ours [I]. If weight decay were on, it would pull the magnitude to 1, not to 0.
 The abstract: such a reparameterization helps by itself; the parts of the paper that we have lack how much ER does [U].
 """
 
-gain = "shared"
-gain_out = "none"
+base = "shared.py"
 gain_param = "expmagdir"  # γ = exp(b) · α/rms(α), b = 0 and α = 1 at first
-qk_norm = False
-decay_gains = "none"

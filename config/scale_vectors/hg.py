@@ -8,8 +8,5 @@ According to secondary notes, gate and up are included.
 The abstract: "branch-specific heterogeneity" helps by itself; the parts of the paper that we have lack how much [U].
 """
 
+base = "shared.py"
 gain = "branch"  # q, k, v, gate and up have one each
-gain_out = "none"
-gain_param = "direct"
-qk_norm = False
-decay_gains = "none"

@@ -14,8 +14,5 @@ tests it on Gemma-0.5B, which has norms on branch outputs too: --mid_norm=both. 
 the numbers [U].
 """
 
-gain = "shared"
-gain_out = "none"
-gain_param = "direct"
-qk_norm = True
+base = "qk_norm.py"
 decay_gains = "input"  # pre norms, and the final norm [I]

@@ -10,8 +10,5 @@ The abstract: this harms pre-training substantially. Secondary notes: the loss o
 1.4× the tokens), by 0.015 with the LR tuned again. So sweep the LR, as in the second command.
 """
 
+base = "shared.py"
 gain = "none"
-gain_out = "none"
-gain_param = "direct"
-qk_norm = False
-decay_gains = "none"

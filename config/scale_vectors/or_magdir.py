@@ -11,8 +11,5 @@ decays [I].
 The abstract: such a reparameterization helps by itself; the parts of the paper that we have lack how much OR does [U].
 """
 
-gain = "shared"
-gain_out = "none"
+base = "shared.py"
 gain_param = "magdir"  # γ = β · α/rms(α), β = 1 and α = 1 at first
-qk_norm = False
-decay_gains = "none"

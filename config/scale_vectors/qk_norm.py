@@ -9,8 +9,5 @@ This file shows what it does alone [I]; whether the paper's baseline has it is n
 the study of decay, which needs scale vectors that no linear map follows: those on q and k.
 """
 
-gain = "shared"
-gain_out = "none"
-gain_param = "direct"
+base = "shared.py"
 qk_norm = True
-decay_gains = "none"

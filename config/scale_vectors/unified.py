@@ -10,8 +10,8 @@ or_magdir.py and iwd.py say where the parts are our reading [I]. Our DNP adds QK
 have too [U]: compare with config/scale_vectors/qk_norm.py.
 """
 
+base = "shared.py"
 gain = "branch"  # HG
 gain_out = "norm"  # DNP
 gain_param = "magdir"  # OR
-qk_norm = False
 decay_gains = "input"  # IWD

@@ -10,12 +10,6 @@ not name them. Warm-up stays that of the config before it: 60 epochs under both 
 its own LR: sweep it [I].
 """
 
-optimizer = "msgdw"
+base = "large_msgdw.py"
 learning_rate = 0.1
-min_lr = 1e-8
 weight_decay = 1e-3
-momentum = 0.9
-dampening = 0.0
-nesterov = False
-grad_clip = 0.0
-beta2 = 0.95  # back to the default: mSGDW has none

@@ -8,10 +8,5 @@ Top-1 of ViT-Large and Huge in the paper: AdamW 81.7 and 80.8, mSGDW 78.2 and 73
 timm's [I]: the paper builds on timm, but calls RMSNorm its default norm (sec. 2). With RMSNorm: config/dnt/s1.py.
 """
 
+base = "../dnt/s1.py"
 norm = "layernorm"
-norm_eps = 1e-6
-pre_norm = "both"
-mid_norm = "none"
-post_norm = "none"
-input_norm = False
-qk_norm = False

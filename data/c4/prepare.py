@@ -1,9 +1,9 @@
 """C4 (English) in GPT-2 BPE: the first --shards of its 1024 training files, and its own validation split.
 
 A shard is 356,317 documents or about 0.17 billion tokens, so the default of 16 makes about 2.7 billion. Each shard
-takes 0.33 GB to download (to the Hugging Face cache, which HF_HOME moves) and 0.75 GB in data/c4 while this runs;
-0.35 GB of these stay. Validation takes as much as one shard. So 16 shards need 5.6 GB and 12.8 GB of disk, which is
-checked first. Run it again after a kill: it continues with the finished downloads and parts.
+takes 0.33 GB to download (to the Hugging Face cache, which HF_HOME moves) and 0.35 GB in data/c4. Validation takes as
+much as one shard. So 16 shards need 5.6 GB and 6 GB of disk, which is checked first. Run it again after a kill:
+finished downloads are kept.
 """
 
 import sys
@@ -25,6 +25,6 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, (*train, val) = hub.files(args, REPO, patterns, 0.33 * units, 0.75 * units)
+    commit, (*train, val) = hub.files(args, REPO, patterns, 0.33 * units, 0.35 * units)
     source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
     text.build_from_hub(args, "c4", source, [hub.texts(file) for (file,) in train], [*map(hub.texts, val)])

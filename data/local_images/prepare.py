@@ -92,9 +92,8 @@ def main(argv=None):
     notes = inputs.Notes(args.skip_bad)
     classes, splits = find_splits(args.folder, args.val_share, notes)
     notes.print()
-    totals = [*map(len, splits.values())]
     about = dict(dataset=args.name, source=args.folder.resolve().name)
     about |= dict(licence=args.licence, image_size=args.image_size)
     encoded = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
-    images.build(out, about | dict(channels=args.channels, classes=classes), encoded, totals, notes=notes)
+    images.build(out, about | dict(channels=args.channels, classes=classes), encoded, notes=notes)
     notes.print()

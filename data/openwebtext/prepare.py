@@ -1,8 +1,8 @@
 """OpenWebText in GPT-2 BPE, split as in nanoGPT (which reports 9,035,582,198 training and 4,434,897 validation tokens).
 
 8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face cache, which
-HF_HOME moves) and 38 GB in data/openwebtext while it runs; 18 GB of these stay. Both are checked first. Run it again
-after a kill: it continues with the finished downloads and parts. Tokenising takes one to two core-hours.
+HF_HOME moves) and 18 GB in data/openwebtext. Both are checked first. Run it again after a kill: finished downloads are
+kept. Tokenising takes one to two core-hours.
 """
 
 import math
@@ -21,7 +21,7 @@ REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet
 @script.command
 def main(argv=None):
     args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
-    commit, (files,) = hub.files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
+    commit, (files,) = hub.files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 18.5)
     from pyarrow.parquet import read_metadata
 
     counts = [read_metadata(file).num_rows for file in files]

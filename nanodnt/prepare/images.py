@@ -6,6 +6,7 @@ says where each begins, and where the last one ends (little-endian uint64); trai
 """
 
 import hashlib
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,14 +24,13 @@ MEASURED = 10_000  # training images, at most, that give mean and standard devia
 AHEAD = 256  # images that may wait for their check: they take memory
 
 
-def build(out_dir, about: dict, splits: dict, totals=(None, None), command=None, notes: Notes | None = None) -> dict:
+def build(out_dir, about: dict, splits: dict, command=None, notes: Notes | None = None) -> dict:
     """Write images, offsets and labels of both splits, and meta.json, to `out_dir`. Returns the content of meta.json.
 
     about       of meta.json, in this order: dataset (its name), source, licence, image_size (width and height of all
                 images, whose mode is then L or RGB; None: they have several sizes, and are converted when they are
                 read), channels (1 or 3), classes (their names; labels count them from 0)
     splits      {"train": images, "val": images}, each an iterable of (where it is from, encoded bytes, label)
-    totals      the number of images of each, for the progress bar
     command     to print at the end, with the --dataset; None: train.py with flags that fit
     notes       gets the images that cannot be used; they are an error unless it skips them
 
@@ -40,40 +40,42 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), command=None,
 
     out_dir, classes, side = Path(out_dir), [str(name) for name in about["classes"]], about["image_size"]
     if not 2 <= len(classes) <= MAX_CLASSES:
-        found = ", ".join(map(repr, classes[:3])) + f" and others, {len(classes):,}" * (len(classes) > 3)
-        found = f"the classes are {found}" if found else "there are no classes"
-        raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
+        few = "".join(f" {name!r}" for name in classes[:3])
+        raise ValueError(f"there are {len(classes):,} classes{few}, and 2 to {MAX_CLASSES:,} are needed")
     read = partial(open_image, channels=about["channels"], side=side)
     with script.staging(out_dir) as parts:
-        found = {}
-        for (split, images), total in zip(splits.items(), totals, strict=True):
-            found[split] = _write_split(parts, split, images, total, len(classes), read, notes or Notes())
-        mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
+        entries = {}
+        for split, images in splits.items():
+            entries[split] = _write_split(parts, split, images, len(classes), read, notes or Notes())
+        mean, std = _measure(parts, entries["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
-        meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
-        sizes, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
-        words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
-        patch = next(n for n in range(min(16, max(1, side // 7)), 0, -1) if side % n == 0) if side else 16
-        fitting = f"python train.py{'' if side else ' --image_size=224'} --patch_size={patch}"  # config/vdnt/ has more
-        script.publish(parts, out_dir, meta, "images", words, command or fitting)
+        meta |= {"classes": classes, "mean": mean, "std": std, "splits": entries}
+        words = f"{len(classes):,} classes; licence: {meta['licence']}"
+        script.publish(parts, out_dir, meta, "images", words, command or _fitting_command(side))
     return meta
 
 
-def _write_split(parts, split, images, total, classes, read, notes):
+def _fitting_command(side: int | None) -> str:
+    """A start with patches that divide the images; config/vdnt/ has more."""
+    if side is None:
+        return "python train.py --image_size=224 --patch_size=16"
+    return f"python train.py --patch_size={math.gcd(side, 4 if side <= 64 else 16)}"
+
+
+def _write_split(parts, split, images, classes, read, notes):
     """Write the three files of a split to `parts`, after threads have decoded each image; its entry in meta.json."""
 
     def check(where, raw, label):
-        error = None
         try:
             read(raw)
         except ValueError as e:
-            error = ValueError(f"{where} {e}: repair it or leave it out")
+            return raw, label, ValueError(f"{where} {e}: repair it or leave it out")
         if not 0 <= label < classes:
-            error = ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
-        return raw, label, error
+            return raw, label, ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
+        return raw, label, None
 
     offsets, labels, digest = [0], [], hashlib.sha256()
-    bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
+    bar = tqdm(desc=split, unit=" images", disable=None)  # None: shown only on a terminal
     with bar, ThreadPoolExecutor(own_cores()) as pool, open(parts / f"{split}.bin", "wb") as f:
         for raw, label, error in script.in_order(pool, check, images, AHEAD):
             if error:
@@ -121,14 +123,12 @@ def build_from_hub(args, about: dict, repo: str, patterns: list, columns: tuple,
     `args`: flags of `script.parser`; `about`: dataset, licence, image_size; `patterns`: the files to train on, and to
     hold out; `gb`: to download, and to write; `hint`: of `hub.files`. ValueError as in `build` and `hub.files`."""
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
-    from pyarrow.parquet import read_metadata
 
     commit, groups = hub.files(args, repo, patterns, gb, gb, tokenizer=False, hint=hint)
     (classes, train), (val_classes, val) = (hub_images(files, *columns) for files in groups)
     check_classes(classes, val_classes)
-    totals = (sum(read_metadata(file).num_rows for file in files) for files in groups)
     about = dict(dataset=about["dataset"], source=f"{repo} at {commit}") | about | dict(channels=3, classes=classes)
-    build(args.out_dir, about, {"train": train, "val": val}, totals)
+    build(args.out_dir, about, {"train": train, "val": val})
 
 
 def hub_images(files: list, image: str, label: str) -> tuple:
@@ -137,21 +137,15 @@ def hub_images(files: list, image: str, label: str) -> tuple:
     import datasets
 
     data = datasets.load_dataset("parquet", data_files=[str(f) for f in files], split="train", streaming=True)
-    kinds = {name: type(feature).__name__ for name, feature in (data.features or {}).items()}
-    if (kinds.get(image), kinds.get(label)) != ("Image", "ClassLabel"):
-        wanted = f"a column {image!r} of images and a column {label!r} of classes"
-        raise ValueError(f"{files[0].name} needs {wanted}, and has {kinds}: check --revision")
     rows = data.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))  # the bytes as they are
     name = files[0].name.split("-")[0]
     return data.features[label].names, (
-        (f"image {i:,} of {name}", (row[image] or {}).get("bytes") or b"", -1 if row[label] is None else row[label])
-        for i, row in enumerate(rows)
+        (f"image {i:,} of {name}", row[image]["bytes"], row[label]) for i, row in enumerate(rows)
     )
 
 
 def check_classes(train: list, val: list) -> None:
     """ValueError unless both splits have the same classes."""
-    different = sorted(set(train) ^ set(val))
-    if different or train != val:
-        names = ", ".join(map(repr, different[:5])) or "their order"
-        raise ValueError(f"the classes of train and val differ: {names}")
+    if train != val:
+        different = sorted(set(train) ^ set(val)) or "their order"
+        raise ValueError(f"the classes of train and val differ: {different}")

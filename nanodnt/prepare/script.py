@@ -7,6 +7,7 @@ folder without it is not prepared. nanodnt/data reads them.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -70,36 +71,30 @@ def in_order(pool, function, jobs, ahead: int):
 
 
 @contextlib.contextmanager
-def staging(out_dir: Path, plan: str | None = None):
-    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
-
-    With a `plan` it stays then, and the files are there again for the next block with the same one."""
+def staging(out_dir: Path):
+    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails;
+    what a kill leaves there is overwritten by the next run."""
     make_folder(out_dir, "--out_dir")
     parts = out_dir / "parts"
-    keep = plan is not None
-    parts.mkdir(parents=True, exist_ok=True)
-    if not (keep and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
-        _clear(parts)  # parts of another text or tokenizer
-        write(parts / "plan.json", (plan or "").encode())
+    parts.mkdir(exist_ok=True)
     try:
         yield parts
-        keep = False
     finally:
-        if not keep:
-            _clear(parts)
-            for folder in (parts, out_dir):
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
+        _clear(parts)
+        for folder in (parts, out_dir):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, next_command: str) -> None:
     """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`. Print how many of `unit` each
     split has, more `about` it, its bytes, and what to type next: `next_command` with its --dataset."""
-    files = [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
+    entries = [entry for part in meta["splits"].values() for entry in (part, *part.values())]
+    files = [entry["file"] for entry in entries if isinstance(entry, dict)]
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
-    for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
-        (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
+    for split, end in itertools.product(meta["splits"], BESIDE):
+        (out_dir / f"{split}{end}").unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
@@ -116,6 +111,6 @@ def write(path: Path, raw: bytes) -> dict:
 
 def _clear(parts):
     """Remove what `build` writes to `parts`, but nothing else: a download may be there."""
-    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*", "plan.json*"):
+    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*"):
         for path in parts.glob(pattern):
             path.unlink()

@@ -14,40 +14,30 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanodnt.data.inputs import Notes
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
 from nanodnt.prepare.script import in_order, publish, staging
-from nanodnt.prepare.shards import Shard
 
 JOB_CHARS = PIECE  # characters that a worker tokenises at a time; it gets longer documents in pieces
 
 
-def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=False, command="python train.py") -> dict:
+def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, command="python train.py") -> dict:
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the content of meta.json.
 
     tokenizer   a `Tokenizer.meta_for(...)`; where it has an end of text, that follows every document
-    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts, or a `Shard`
+    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts, or an array of ids
     workers     tokenising processes; what is written does not depend on it
-    resume      if this run dies, the files that it has finished stay in `out_dir`/parts, and the next one with the same
-                `source` and `tokenizer` does not read them again; otherwise a failed run leaves nothing
     command     to print at the end, with the --dataset
 
-    ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged."""
-    out_dir, dtype, plan = Path(out_dir), id_dtype(tokenizer), json.dumps([source, tokenizer]) if resume else None
-    with staging(out_dir, plan) as parts, start_pool(workers) as pool:
-        found = {}
+    ValueError if a split is empty. A run that fails leaves nothing, and an earlier dataset in `out_dir` unchanged."""
+    out_dir, dtype = Path(out_dir), id_dtype(tokenizer)
+    with staging(out_dir) as parts, start_pool(workers) as pool:
+        entries = {}
         for split, files in splits.items():
-            paths = []
-            for i, texts in enumerate(files):
-                paths.append(texts if isinstance(texts, Shard) else parts / f"{split}-{i:06d}.bin")
-                if not isinstance(texts, Shard) and not paths[-1].exists():
-                    _write_part(paths[-1], texts, tokenizer, dtype, pool, 2 * workers, f"{split} {i + 1}/{len(files)}")
-            found[split] = {"file": f"{split}.bin"} | _join(paths, parts / f"{split}.bin", dtype)
-            if not found[split]["tokens"]:
-                raise ValueError(f"there is no text for {split}.bin")
+            blocks = _encode_files(files, tokenizer, dtype, pool, 2 * workers, split)
+            entries[split] = _write_split(parts / f"{split}.bin", blocks, dtype)
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
         meta |= {"dtype": dtype.name, "val_text_bytes": count_bytes(parts / "val.bin", dtype, tokenizer)}
-        meta["splits"] = found
+        meta["splits"] = entries
         about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
         if meta["tokenizer"] == "json" and meta["eot"] is None:
             about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
@@ -65,20 +55,8 @@ def count_bytes(path: Path, dtype, tokenizer: dict) -> int:
 
 def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:
     """`build` a dataset of the Hub, in GPT-2 BPE; `args`: flags of `script.parser`, `train`, `val`: files of texts."""
-    tokenizer, notes = Tokenizer.meta_for("gpt2"), Notes()
-    reader = Tokenizer(tokenizer)
-
-    def noted(texts, where):
-        for number, text in enumerate(texts, 1):
-            for remark in reader.remarks(text):
-                notes.add(remark, f"{where}, document {number:,}")
-            yield text
-
-    splits = {}
-    for split, files in {"train": train, "val": val}.items():
-        splits[split] = [noted(texts, f"file {i} of {split}") for i, texts in enumerate(files, 1)]
-    build(args.out_dir, source, tokenizer, splits, name=name, workers=args.workers, resume=True)
-    notes.print()
+    splits = {"train": train, "val": val}
+    build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers)
 
 
 class NoPool:
@@ -118,17 +96,18 @@ def id_dtype(tokenizer: dict) -> np.dtype:
     return np.dtype("<u2" if tokenizer["vocab_size"] <= 1 << 16 else "<u4")
 
 
-def _write_part(path, texts, tokenizer, dtype, pool, ahead, title):
-    """Write the token ids of the texts to `path`, which is complete or not there."""
+def _encode_files(files, tokenizer, dtype, pool, ahead, title):
+    """Yield the token ids of the files, as bytes."""
     key, whole = json.dumps(tokenizer), tokenizer["tokenizer"] == "json"
-    jobs = ((key, dtype.str, job) for job in _jobs(texts, whole))
-    bar = tqdm(desc=title, unit=" documents", disable=None)  # None: shown only on a terminal
-    tmp = path.with_name(path.name + ".tmp")
-    with bar, open(tmp, "wb") as f:
-        for raw, documents in in_order(pool, _encode_job, jobs, ahead):
-            f.write(raw)
-            bar.update(documents)
-    os.replace(tmp, path)
+    with tqdm(desc=title, unit=" documents", disable=None) as bar:  # None: shown only on a terminal
+        for file in files:
+            if isinstance(file, np.ndarray):
+                yield file.astype(dtype).tobytes()
+                continue
+            jobs = ((key, dtype.str, job) for job in _jobs(file, whole))
+            for raw, documents in in_order(pool, _encode_job, jobs, ahead):
+                yield raw
+                bar.update(documents)
 
 
 def _jobs(texts, whole=False):
@@ -164,16 +143,18 @@ def _encode_job(meta, dtype, job):
     return np.concatenate(found).astype(dtype).tobytes(), sum(ends for _, ends in job)
 
 
-def _join(paths, target, dtype):
-    """Concatenate parts into `target`. Returns its token count, largest id and sha256."""
+def _write_split(path, blocks, dtype):
+    """Write blocks of token ids to `path`. Returns its entry in meta.json. ValueError if there are none."""
     tokens, max_id, digest = 0, 0, hashlib.sha256()
-    with open(target, "wb") as f:
-        for path in paths:
-            raw = path.read_bytes()
+    with open(path, "wb") as f:
+        for raw in blocks:
             ids = np.frombuffer(raw, dtype)
-            tokens, max_id = tokens + len(ids), max(max_id, int(ids.max(initial=0)))
+            tokens += len(ids)
+            max_id = max(max_id, int(ids.max(initial=0)))
             digest.update(raw)
             f.write(raw)
         f.flush()
         os.fsync(f.fileno())
-    return {"tokens": tokens, "max_id": max_id, "sha256": digest.hexdigest()}
+    if not tokens:
+        raise ValueError(f"there is no text for {path.name}")
+    return {"file": path.name, "tokens": tokens, "max_id": max_id, "sha256": digest.hexdigest()}

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,11 +12,10 @@ import torch
 import sample
 import train
 from support.hostile import RESUME, World, assert_refused, start
-from support.runs import ROOT, make_dataset
+from support.runs import make_dataset
 from support.spoil import cut
 
 pytestmark = pytest.mark.usefixtures("quick")
-NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 KEEP = "--overwrite=False"
 
 
@@ -56,14 +54,10 @@ def other_optimizer_state(world: World) -> None:
 
 
 LINK = r"`(ln -f [^`]+)`"
-AUTO = f"--init_from=auto {KEEP}"
 ADVICE = {
     "resume, only best.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("best.pt")),
     "resume, only step_3.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("step_3.pt")),
-    "auto, only best.pt": Advice(AUTO, [LINK, f"({RESUME})"], keep_alone("best.pt")),
-    "auto, replace it": Advice(AUTO, ["(--overwrite=True)"], keep_alone("best.pt")),
     "resume, replace it": Advice(f"{RESUME} {KEEP}", ["(--init_from=auto) (--overwrite=True)"], keep_alone("best.pt")),
-    "scratch, continue": Advice(KEEP, [f"({RESUME})"]),
     "scratch, replace": Advice(KEEP, ["(--overwrite=True)"]),
     "nothing there": Advice(f"{RESUME} --out_dir={{tmp}}/new", ["(--init_from=scratch)"]),
     "latest damaged": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_best),
@@ -71,11 +65,6 @@ ADVICE = {
         "--init_from={run} --out_dir={tmp}/new", [r"train\.py takes (\S+),"], keep_alone("step_3.pt"), "init_from"
     ),
     "state of other parameters": Advice(RESUME, ["(--init_from=)CHECKPOINT_FILE"], other_optimizer_state),
-    "another dataset": Advice(
-        "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
-        [f"({RESUME})"],
-        lambda world: make_dataset(world.tmp / "other", seed=1),
-    ),
     "another dataset, a new run": Advice(
         "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
         ["another (--out_dir)"],
@@ -115,13 +104,6 @@ def test_the_advice_works_when_it_is_given(name, world):
     assert followed.code == 0, followed.err
 
 
-@NO_GPU
-@pytest.mark.parametrize("choice", ["auto", "cpu"])
-def test_a_device_that_exists_is_advised(choice, world):
-    assert re.search(rf"--device=.*\b{choice}\b", start(world, train, "--device=cuda").err)
-    assert start(world, train, f"--device={choice}").code == 0
-
-
 def test_a_checkpoint_that_exists_is_advised(world):
     (world.run / "best.pt").unlink()
     outcome = start(world, sample, "--checkpoint=best.pt")
@@ -138,14 +120,3 @@ def test_a_checkpoint_that_cannot_be_read_is_not_advised(world):
     outcome = start(world, sample, "")
     assert_refused(outcome, ["best.pt", "name the --out_dir of a run"])
     assert "ckpt" not in outcome.err
-
-
-@pytest.mark.parametrize("source", ["{tmp}/gpt", "{tmp}/gpt/ckpt.pt"])
-def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(source, world):
-    (world.tmp / "gpt").mkdir()
-    content = dict(model={}, optimizer={}, model_args=dict(n_layer=2), iter_num=3, best_val_loss=1.0, config={})
-    torch.save(content, world.tmp / "gpt" / "ckpt.pt")
-    outcome = start(world, train, f"--init_from={source}")
-    assert_refused(outcome, ["nanoGPT"])
-    page = Path(ROOT, re.search(r"see (\S+\.md)", outcome.err)[1])
-    assert "| `ckpt.pt` | `last.pt`, `best.pt` |" in page.read_text(encoding="utf-8")

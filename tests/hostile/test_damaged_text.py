@@ -1,4 +1,4 @@
-"""Damaged and hostile text, drawn by hypothesis: meta.json, command lines, metrics.jsonl (config files:
+"""Damaged and hostile text, drawn by hypothesis: meta.json and command lines (config files:
 tests/unit/test_configurator.py). Each is read as it was meant or refused in one line; no code in it runs, and a
 refusal leaves an earlier run as it was."""
 
@@ -12,21 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sample
-import train
 from model import GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.plan.__main__ import main as plan
-from nanodnt.run.metrics import draw_loss
 from nanodnt.settings import TrainConfig
-from support import runs
-from support.hostile import SAMPLE, TRAIN, assert_one_line, call, copy, holders, refused_as_none, resume, works
+from support.hostile import holders, refused_as_none, works
 from support.hypotheses import JSON, drawn
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 # ------------------------------------------------------------------------------------------------------- meta.json
+
+NAMES = ["uint32", "uint16", "bytes", "gpt2", "chars", "val.bin", "train.bin", "meta.json"]
+NAMES += ["../../x", "/etc/passwd", "..", "", "a\0b"]
 
 
 def changed_json(draw, tree):
@@ -35,38 +34,26 @@ def changed_json(draw, tree):
     for _ in range(draw(st.integers(0, 2))):
         holder = draw(st.sampled_from([h for h in holders(tree) if h]))
         key = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(min(3, len(holder)))))
-        match draw(st.sampled_from(["value", "value", "near", "drop", "rename", "path"])):
-            case "value":
+        match draw(st.sampled_from(["json", "near", "name", "drop"])):
+            case "json":
                 holder[key] = draw(JSON)
             case "near" if type(holder[key]) is int:
-                value = holder[key]
-                holder[key] = draw(st.sampled_from([value - 1, value + 1, float(value), -value]))
-            case "near" if isinstance(holder[key], str):
-                names = ["uint32", "uint16", "bytes", "gpt2", "chars", "val.bin", "train.bin"]
-                holder[key] = draw(st.sampled_from(names))
-            case "path":
-                paths = ["../../x", "/etc/passwd", "..", ".", "", "a\0b", "meta.json", "C:\\x"]
-                holder[key] = draw(st.sampled_from(paths))
-            case "rename" if isinstance(holder, dict):
-                holder[draw(st.text(max_size=5))] = holder.pop(key)
+                holder[key] += draw(st.sampled_from([-1, 1, 0.0]))
+            case "name" if isinstance(holder[key], str):
+                holder[key] = draw(st.sampled_from(NAMES))
             case _:
                 del holder[key]
-        if not tree:
-            break
-    text = json.dumps(tree, indent=draw(st.sampled_from([None, 2])), ensure_ascii=draw(st.booleans()))
-    match draw(st.sampled_from(["whole"] * 4 + ["cut", "twice", "deep", "letters", "encoding"])):
+    text = json.dumps(tree, ensure_ascii=draw(st.booleans()))
+    match draw(st.sampled_from(["whole"] * 4 + ["cut", "deep", "letters", "encoding"])):
         case "cut":
             text = text[: draw(st.integers(0, len(text)))]
-        case "twice":  # every key a second time, with another value: the last one counts
-            text = text.replace("{", '{"tokens": 1, "vocab_size": 2, "dtype": "uint32", ', draw(st.integers(1, 3)))
         case "deep":
-            depth = draw(st.sampled_from([100, 2000, 100_000]))
-            text = text.replace("null", "[" * depth + "]" * depth, 1)
+            text = text.replace("null", "[" * 100_000 + "]" * 100_000, 1)
         case "letters":
             at = draw(st.integers(0, len(text)))
             text = text[:at] + draw(st.text(max_size=3)) + text[at + draw(st.integers(0, 3)) :]
         case "encoding":
-            return text.encode(draw(st.sampled_from(["utf-8-sig", "utf-16", "utf-32", "cp037"])), "replace")
+            return text.encode(draw(st.sampled_from(["utf-8-sig", "utf-16", "cp037"])), "replace")
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -92,15 +79,6 @@ def test_meta_json(earlier, scratch, data):
             assert tokenizer.encode(text) == list(range(50))
 
 
-@drawn(fast=5, deep=20)
-@given(data=st.data())
-def test_a_run_on_another_meta_json(earlier, data):
-    with copy(earlier) as world:
-        meta = json.loads((world.data / "meta.json").read_text())
-        (world.data / "meta.json").write_bytes(changed_json(data.draw, meta))
-        resume(world, init_from=data.draw(st.sampled_from(["resume", "scratch"])), overwrite=True, max_iters=4)
-
-
 # ------------------------------------------------------------------------------------------------- command lines
 
 FLAGS = sorted(GPTConfig.__dataclass_fields__ | TrainConfig.__dataclass_fields__)
@@ -124,72 +102,6 @@ def test_command_lines(scratch, given_, loose):
 
 
 @pytest.mark.parametrize("name", ["n_embd", "n_head", "n_ff", "block_size", "vocab_size"])
-@pytest.mark.parametrize("size", [10**12, 2**62, 2**63 - 1, 2**63])
+@pytest.mark.parametrize("size", [10**12, 2**63 - 1])
 def test_sizes_that_no_machine_has(name, size):
-    flags = dict(n_layer=1, vocab_size=300) | {name: size}
-    outcome = call(plan, **flags)
-    assert outcome.code in (0, 1, 2) and (outcome.code == 0) == (outcome.err == ""), outcome
-    assert outcome.code == 0 or outcome.err.startswith("error: ")
-    assert_one_line(outcome.err or "fits")
-
-
-@drawn(fast=6, deep=25)
-@given(
-    program=st.sampled_from([train, sample]),
-    given_=st.lists(st.tuples(st.sampled_from(FLAGS + list(SAMPLE)), WORDS), min_size=1, max_size=2),
-)
-def test_command_lines_of_runs(earlier, program, given_):
-    """One or two more flags on a command line that works. Values that ask for long or large runs are not drawn."""
-    flags = TRAIN | dict(init_from="resume", max_iters=4) if program is train else SAMPLE
-    known = {*FLAGS} if program is train else {*SAMPLE}
-    with copy(earlier) as world:
-        flags = flags | dict(out_dir="run") | (dict(dataset="data") if program is train else {})
-        known = known - {"device", "compile", "wandb_log"}
-        flags |= {name: value for name, value in given_ if name in known}
-        works(world.run, program.main, **flags)
-
-
-# --------------------------------------------------------------------------------------------------- metrics.jsonl
-
-
-def changed_lines(draw, text):
-    lines = text.splitlines()
-    for _ in range(draw(st.integers(1, 2))):
-        at = draw(st.integers(0, len(lines) - 1))
-        match draw(st.sampled_from(["row", "row", "json", "cut", "drop", "twice", "swap", "letters", "deep", "long"])):
-            case "row":
-                row = json.loads(text.splitlines()[draw(st.integers(0, 3))])
-                row[draw(st.sampled_from(["step", "tokens", "train_loss", "val_loss", *row, "more"]))] = draw(JSON)
-                lines[at] = json.dumps(row, ensure_ascii=draw(st.booleans()))
-            case "json":
-                lines[at] = json.dumps(draw(JSON))
-            case "cut":
-                lines[at] = lines[at][: draw(st.integers(0, len(lines[at])))]
-            case "drop" if len(lines) > 1:
-                del lines[at]
-            case "twice":
-                lines.insert(at, lines[at])
-            case "letters":
-                lines[at] = lines[at][:5] + draw(st.text(max_size=4)) + lines[at][5:]
-            case "deep":
-                lines[at] = '{"step": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
-            case "long":
-                lines[at] = '{"step": ' + "1" * draw(st.sampled_from([30, 5000])) + "}"
-            case _:
-                lines.reverse()
-    raw = "\n".join(lines).encode("utf-8", "surrogatepass")
-    raw += draw(st.sampled_from([b"\n", b"", b"\0", b"\xff", b"\r\n"]))
-    return draw(st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\n"])) + raw
-
-
-@drawn(fast=5, deep=20)
-@given(data=st.data())
-def test_metrics_before_a_resume(earlier, data):
-    """Valid rows are kept, whatever else they say, and the run reaches its end, where it draws them."""
-    with copy(earlier) as world:
-        path = world.run / "metrics.jsonl"
-        path.write_bytes(changed_lines(data.draw, path.read_text()))
-        if resume(world, max_iters=4):
-            rows = runs.metrics(world.run)
-            assert rows[-1]["step"] == 4 and all(type(row["step"]) is int for row in rows)
-            draw_loss(world.run, "token")
+    works(None, plan, **dict(n_layer=1, vocab_size=300) | {name: size})

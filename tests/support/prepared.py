@@ -94,23 +94,6 @@ def use_fake_bpe(monkeypatch):
     monkeypatch.setattr(text, "_tokenizer", text._tokenizer.__wrapped__)  # which keeps no tokenizer
 
 
-WRITE_PART = text._write_part
-
-
-def note_parts(monkeypatch, most=99) -> list:
-    """A list that gets the name of every part that is written from now on; after so many it is as if Ctrl-C came."""
-    written = []
-
-    def note(path, *rest):
-        if len(written) == most:
-            raise KeyboardInterrupt
-        written.append(path.name)
-        WRITE_PART(path, *rest)
-
-    monkeypatch.setattr(text, "_write_part", note)
-    return written
-
-
 def ids_of(folder, split):
     """The token ids in a .bin file."""
     dtype = json.loads((folder / "meta.json").read_text())["dtype"]

@@ -8,7 +8,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from configurator import PathName, configure, read_flags
+from configurator import PathName, configure
 
 
 @dataclass
@@ -46,10 +46,6 @@ class Train:
     either: float | None | Literal["none", "half"] = "half"  # the string none, None, or a number
 
 
-NOT_DATA = "not allowed; a config file holds only name = expression of numbers, strings, True, False, None, names "
-NOT_DATA += "assigned above, + - * / // % **"
-
-
 def load(*argv):
     """{name: value} over both schemas, and `given`."""
     instances, where = configure(Model, Train, argv=list(argv))
@@ -70,8 +66,3 @@ def write_config(text, name="c.py"):
     """Write a config file into the working directory; its name."""
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return name
-
-
-def undocumented(schema):
-    """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
-    return [name for name, flag in read_flags(schema).items() if not flag.help]

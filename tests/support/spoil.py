@@ -16,7 +16,6 @@ import torch
 
 from nanodnt import engine
 from nanodnt.data import meta as data_meta
-from nanodnt.data.windows import PreparedText
 from support import runs
 from support.hostile import CHECKPOINTS
 
@@ -88,10 +87,6 @@ def checkpoint(change, names=CHECKPOINTS):
     return spoil
 
 
-def all_checkpoints(content):
-    return lambda w: [write(f"{{run}}/{name}", content)(w) for name in CHECKPOINTS]
-
-
 def saved(content):
     """Checkpoints that hold something else, saved by torch."""
     return lambda w: [torch.save(content, w.run / name) for name in CHECKPOINTS]
@@ -136,13 +131,6 @@ def during(action, step=4):
 
 def truncate(split):
     return lambda w: os.truncate(w.data / f"{split}.bin", 10)
-
-
-def unreadable(w):
-    def read(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    w.patch.setattr(PreparedText, "_read", read)
 
 
 def full_disk(w):

@@ -4,7 +4,6 @@ There are two kinds of file: an experiment (size, data, optimizer; it sets n_lay
 on top of an experiment).
 """
 
-import ast
 import re
 from itertools import product
 
@@ -13,10 +12,8 @@ import torch
 
 from configurator import read_file
 from layers import rules
-from model import GPT
 from nanodnt.engine import Trainer, prepare_model, split_batch, training_step
 from nanodnt.optim import lr_at, make_optimizer, notes
-from nanodnt.optim.groups import make_groups
 from nanodnt.run.environment import Env
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
@@ -57,17 +54,6 @@ def test_every_experiment_has_a_run_directory_of_its_own():
 
 
 # --------------------------------------------------------------------------------------------------------- overlays
-
-OTHER_LINES = r"optimizers/|sft/|blockwise/(minipile|adam_mini)"  # overlays that are not variants of one another
-
-
-@pytest.mark.parametrize("family", sorted(BASE.keys() - {"optimizers", "sft"}))
-def test_overlays_of_a_family_set_the_same_lines_in_the_same_order(family):
-    first, *others = (KEYS[n] for n in OVERLAYS if n.startswith(f"{family}/") and not re.match(OTHER_LINES, n))
-    assert others and all(list(keys) == list(first) for keys in others)
-    varied = {key for key in first if any(keys[key] != first[key] for keys in others)}
-    # "dnt", "blockwise" and "decay" write out every line: the norm, every ratio, every rule
-    assert family in ("dnt", "blockwise", "decay") or varied == first.keys()
 
 
 @pytest.mark.parametrize("baseline", ["lns/pre_ln", "scale_vectors/shared", "dyt/rmsnorm"])
@@ -113,65 +99,6 @@ def test_files_together_build_train_and_print_no_notes(names):
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name
 
 
-# -------------------------------------------------------------------------- optimizers, blockwise LR, decay, by hand
-
-
-def groups(*names, **flags):
-    """{label: (rule, LR at the end of warm-up, LR at the last step, decay)}, as in a run."""
-    model, c = config(*names, **flags)
-    found = {}
-    for g in make_groups(GPT.empty(model), c):
-        peak, end = (lr_at(step - 1, c, g) for step in (c.warmup_iters, c.max_iters))
-        found[g["label"]] = (g["rule"], *map(pytest.approx, (peak, end, g["weight_decay"])))
-    return found
-
-
-# (rule, peak LR, last LR, decay) of the matrices in the blocks, and of the embedding
-@pytest.mark.parametrize(
-    "size, overlay, hidden, emb",
-    [
-        *((size, "msgdw", *[("msgdw", 1.0, 6e-5, 1e-4)] * 2) for size in ("lns/130m", "blockwise/llama_134m")),
-        ("dnt_xl", "adam_mini", ("adam_mini", 6e-4, 6e-5, 0.1), ("adam_mini", 6e-4, 6e-5, 0.1)),
-        ("gpt2_large", "adam_mini", ("adam_mini", 2.5e-4, 6e-5, 0.1), ("adam_mini", 2.5e-4, 6e-5, 0.1)),
-        ("dnt_xl", "muon", ("muon", 6e-4, 6e-5, 0.1), ("adamw", 6e-4, 6e-5, 0.1)),
-        ("gpt2_xl", "muon", ("muon", 1.5e-4, 6e-5, 0.1), ("adamw", 1.5e-4, 6e-5, 0.1)),
-        ("lns/130m", "muon", ("muon", 1e-3, 1e-4, 0.0), ("adamw", 1e-3, 1e-4, 0.0)),
-        *((s, "muon_original", ("muon", 0.02, 0.002, 0.01), ("adamw", 6e-4, 6e-5, 0.1)) for s in SIZES_OF_DNT),
-        ("gpt2_large", "wsd", ("adamw", 2.5e-4, 6e-5, 0.1), ("adamw", 2.5e-4, 6e-5, 0.1)),
-    ],
-)
-def test_optimizer_overlays(size, overlay, hidden, emb):
-    found = groups(size, f"optimizers/{overlay}", n_layer=2)
-    assert [found[role] for role in ("qk", "vo", "ffn")] == [hidden] * 3
-    gains = size.startswith("blockwise") and 1e-4  # there gains decay as much as the rest
-    assert found["emb"] == emb and found["gain_in"] == (*emb[:3], gains or 0.0)
-
-
-def test_wsd_is_constant_for_four_fifths():
-    _, c = config("gpt2_large", "optimizers/wsd")
-    for t, lr in ((1000, 1.25e-4), (2000, 2.5e-4), (160_000, 2.5e-4), (180_000, 1.55e-4), (200_000, 6e-5)):
-        assert lr_at(t - 1, c) == pytest.approx(lr)
-
-
-MATRICES = {"emb", "head", "qk", "vo", "ffn"}
-DECAYED = {
-    "nanogpt": MATRICES,
-    "blockwise": MATRICES | {"gain_in", "gain_out"},
-    "dyt": MATRICES | {"gain_in", "gain_out", "scalar"},
-    "lns": set(),
-    "iwd": MATRICES | {"gain_in"},
-}
-
-
-@pytest.mark.parametrize("overlay", DECAYED)
-@pytest.mark.parametrize("size", ["dyt/7b", "lns/130m"])  # one decays everything, one nothing
-@pytest.mark.parametrize("optimizer, decay", [([], 0.1), (["optimizers/msgdw"], 1e-4)], ids=["AdamW", "mSGDW"])
-def test_decay_overlays_go_over_any_size_and_optimizer(overlay, size, optimizer, decay):
-    found = groups(size, *optimizer, f"decay/{overlay}", n_layer=2, qk_norm=True, embed_scale=True)
-    assert found.keys() == MATRICES | {"gain_in", "gain_out", "scalar"}
-    assert {role: group[3] for role, group in found.items()} == {r: decay * (r in DECAYED[overlay]) for r in found}
-
-
 @pytest.mark.deep
 def test_overlays_start_after_every_size():
     """Those of optimizers after all; those of LNS after its deeper models, without a note."""
@@ -180,16 +107,3 @@ def test_overlays_start_after_every_size():
         config(size, overlay)
     for size, overlay in product(["lns/250m", "lns/350m", "lns/1b"], OVERLAYS):
         assert not overlay.startswith("lns/") or rules.notes(config(size, overlay)[0]) == []
-
-
-def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
-    """Every `--flag=value` in a header, also in prose, is accepted on top of the file and its family's base."""
-    checked = 0
-    for name, path in FILES.items():
-        header = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", " ")
-        prose = [line for line in header.split("\n") if not re.search(r"\w\.py ", line)]
-        files = [name] if name in EXPERIMENTS else [BASE[name.split("/")[0]], name]
-        for flag, value in re.findall(r"--(\w+)=([\w.+-]*\w)", "\n".join(prose)):
-            config(*files, **{flag: value})
-            checked += 1
-    assert checked > 20
