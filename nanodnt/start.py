@@ -219,18 +219,9 @@ def describe_run(run) -> None:
     env.print(f"{step} = {split}; {run.data.describe()}")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    if env.parallel == "fsdp":
-        from nanodnt.run.parallel import uneven_experts
-
-        shards = config.fsdp_shard_size or env.world_size
-        if experts := uneven_experts(model, shards):
-            uneven = f"{experts} experts and their rows do not divide evenly over {shards} processes"
-            env.print(f"note: {uneven}: some hold {-(-experts // shards)}, others fewer or none")
     if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
         card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
         env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")
-    if run.dataset_meta.get("kind", "text") == "text" and "val_text_bytes" not in run.dataset_meta:
-        env.print("note: no val_bpb, since this dataset was prepared before bytes were counted: prepare it again")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 

@@ -1,8 +1,7 @@
 """nanoGPT's training step, for comparison: the computation of nanoGPT's commit 3adf61e, written anew.
 
-Three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled, with bf16
-autocast on a CPU too, where the published one is fp32. The model takes n_layer, n_head, n_embd, block_size, dropout and
-bias from the config, and no other flag.
+Two kinds: `nanogpt`, as published; `nanogpt-bf16`, with bf16 autocast on a CPU too, where the published one is fp32.
+The model takes n_layer, n_head, n_embd, block_size, dropout and bias from the config, and no other flag.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -12,7 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-KINDS = ("nanogpt", "nanogpt-eager", "nanogpt-bf16")
+KINDS = ("nanogpt", "nanogpt-bf16")
 
 
 class Block(nn.Module):
@@ -93,15 +92,15 @@ def nanogpt_settings(device):
 
 
 def make_get_batch(tokens, rows: int, T: int, device):
-    """get_batch() → inputs and targets (rows, T) on the device, windows drawn at random from `tokens`: an array, or
-    (path, dtype) of a file that is mapped again for each batch."""
+    """get_batch() → inputs and targets (rows, T) on the device, windows drawn at random from the array `tokens`."""
 
     def get_batch():
-        data = np.memmap(*tokens, mode="r") if isinstance(tokens, tuple) else tokens
-        windows = [data[i : i + T + 1].astype(np.int64) for i in torch.randint(len(data) - T, (rows,)).tolist()]
-        windows = torch.stack([torch.from_numpy(w) for w in windows])
+        windows = [tokens[i : i + T + 1].astype(np.int64) for i in torch.randint(len(tokens) - T, (rows,)).tolist()]
+        windows = torch.from_numpy(np.stack(windows))
         x, y = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        return tuple(t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t for t in (x, y))
+        if device.type == "cuda":
+            return tuple(t.pin_memory().to(device, non_blocking=True) for t in (x, y))
+        return x, y
 
     return get_batch
 

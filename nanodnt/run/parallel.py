@@ -79,12 +79,6 @@ def padded_numel(params, n: int) -> int:
     return n * sum(shard_numel(p, n) for p in params)
 
 
-def uneven_experts(model, n: int) -> int:
-    """The number of experts, if they do not divide evenly over n processes, and their rows neither; else 0."""
-    stacks = [p for p in model.parameters() if p.ndim == 3]
-    return model.config.n_expert if any(len(p) % n and not choose_dim(p, n) for p in stacks) else 0
-
-
 def block_matrices(module) -> list:
     """The matrices of attention and FFN in a model or a block, experts included; routers are none of them."""
     linears = [m for m in module.modules() if isinstance(m, Linear)]
