@@ -10,11 +10,10 @@ from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
 from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes
+from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes
 from nanodnt.run.checkpoints import RunState, fingerprint, how_to_continue, is_count, load_checkpoint, load_latest
 from nanodnt.run.environment import Split, possible_parallel
-from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile, device_name, peak_flops
-from nanodnt.settings import TrainConfig
+from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile
 from nanodnt.tasks import fill_from_dataset, resolve, resolve_none, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
@@ -135,13 +134,10 @@ def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out
 
 
 def print_changes(title: str, old: dict, new: dict, env) -> None:
-    """One line with the settings that differ; what older versions did not have counts as its default."""
-    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
-    fill_defaults(defaults)
-    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
-    changed = [k for k in new if k in old and old[k] != new[k] and k not in NOT_PRINTED]
+    """One line with the settings of both that differ."""
+    changed = [name for name in new if name in old and old[name] != new[name] and name not in NOT_PRINTED]
     if changed:
-        env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
+        env.print(f"{title}: {', '.join(f'{name} {old[name]} → {new[name]}' for name in changed)}")
 
 
 def split_run(model: Transformer, config, env) -> Split:
@@ -219,9 +215,6 @@ def describe_run(run) -> None:
     env.print(f"{step} = {split}; {run.data.describe()}")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
-        card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
-        env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 
