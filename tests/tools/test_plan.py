@@ -315,22 +315,6 @@ def test_fsdp_by_blocks_by_hand():
     assert twice.phase == once.phase and twice.parts[buckets] == once.parts[buckets] + 4 * n
 
 
-def test_shards_of_experts():
-    """6 experts over 4 processes: the largest shard is 2 matrices, and 4 · 2 are gathered, where their 66 rows do not
-    divide, but the other's 64 do. A block: 4 d² in attention, 2 d · 66 an expert."""
-    model, optimizer, config = build(dict(n_expert=6, n_ff=66), {}, dtype=torch.bfloat16)
-    d, steps = 64, 4 * len(list(model.parameters()))
-    root = 512 * d + 64 * d + 5 * d + 2 * 6 * d  # embeddings, norms, routers
-    attention, matrix, router = 2 * 4 * d * d, 2 * 66 * d, 2 * 6 * d
-    assert model.num_params() == root + attention + 6 * 2 * matrix
-    shard = (root - router + attention) // 4 + 2 * matrix + 6 * matrix // 4 + 2 * 2 * d  # a router has 6 rows, too
-    gathered = attention + (8 + 6) * matrix
-    kept, by_blocks = (fsdp(model, optimizer, config, 4, keep).held for keep in (True, False))
-    assert kept[:3] == (4 * shard, 4 * shard, 8 * shard + steps)
-    assert kept.extra["forward"] == 4 * root + 2 * gathered + 2 * 2 * gathered // 2
-    assert by_blocks.extra["forward"] == 4 * root + 3 * 2 * gathered // 2
-
-
 def test_messages_of_muon():
     """Two blocks over 4 processes, bf16: of each shape a process sends one matrix (maybe padding) and receives 4."""
     model, optimizer, _ = build({}, dict(optimizer="muon"), dtype=torch.bfloat16)
