@@ -124,7 +124,7 @@ def test_nanogpt_s_steps_multiply_fp32_in_tf32_on_a_gpu():
 def test_nanogpt_s_batches(dataset):
     raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
     torch.manual_seed(0)
-    get_batch = nanogpt.make_get_batch((dataset / "train.bin", np.dtype("<u2")), 5, 16, torch.device("cpu"))
+    get_batch = nanogpt.make_get_batch(np.fromfile(dataset / "train.bin", "<u2"), 5, 16, torch.device("cpu"))
     x, y = get_batch()
     assert x.shape == y.shape == (5, 16) and torch.equal(x[:, 1:], y[:, :-1])
     text = raw.tobytes()

@@ -28,7 +28,7 @@ from nanodnt.plan.split import (
 )
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
-from nanodnt.run.parallel import averaging, block_matrices, data_parallel
+from nanodnt.run.parallel import averaging, data_parallel
 from nanodnt.tasks import task_of
 from support.depth import spread
 from support.operators import compiled_and_kept, fresh_compiler
@@ -150,15 +150,13 @@ def test_a_step_takes_what_was_predicted(case, tmp_path):
     assert 0.98 < predicted / measured < 1.02
 
 
-COMPILED_LAYOUTS = {"GPT-2": dict(norm="layernorm"), "DNT": DNT, "DyT LLaMA": LLAMA | dict(norm="dyt", n_ff=384)}
-COMPILED_LAYOUTS["DNP"] = dict(gain="branch", gain_out="norm")
+COMPILED_LAYOUTS = {"DNT": DNT, "DyT LLaMA": LLAMA | dict(norm="dyt", n_ff=384)}
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["one process, DDP", "FSDP"])
 @pytest.mark.parametrize("name", spread(tuple(COMPILED_LAYOUTS), fast=("DNT",)))
 @fresh_compiler()
-def test_what_a_compiled_block_keeps(name, half):
-    """Between the share that a start counts with, and what --plan counts. bf16; under FSDP matrices come in bf16."""
+def test_what_a_compiled_block_keeps(name):
+    """Between the share that a start counts with, and what --plan counts."""
     flags = dict(block_size=512, n_embd=128, n_head=2, vocab_size=64) | COMPILED_LAYOUTS[name]
     counted = []
     for n_layer in (1, 2):
@@ -166,13 +164,10 @@ def test_what_a_compiled_block_keeps(name, half):
         rows = trace(model, optimizer, 1.0, False, micro=4)
         counted.append(next(other for phase, _, other in rows if phase == "loss"))
     model = GPT(build(flags, {})[0].config).set_runtime(compute_dtype=torch.bfloat16)
-    for weight in block_matrices(model) if half else ():
-        weight.data = weight.data.bfloat16()
     compiled, kept = compiled_and_kept(model.blocks[1])
     rope = rotary(torch.arange(512), 64, 1e4) if model.config.pos == "rope" else None
     compiled(torch.randn(4, 512, 128, requires_grad=True), rope)
     share = sum(t.numel() * t.element_size() for t in kept) / (counted[1] - counted[0])
-    print(f"{name}: a compiled block keeps {share:.2f} of what is counted")
     assert COMPILED < share <= 1.001
 
 
@@ -183,7 +178,7 @@ def gpus(n: int) -> Env:
     return Env(0, n, torch.device("meta"), torch.bfloat16, distributed=n > 1)
 
 
-@pytest.mark.parametrize("setting, processes", [("auto", 1), ("ddp", 2), ("fsdp", 4)])
+@pytest.mark.parametrize("setting, processes", [("auto", 1), ("ddp", 2)])
 def test_a_gpus_micro_batch_is_the_largest_that_fits(setting, processes):
     """Of made-up memory, against a search through all micro batches."""
     changes = dict(batch_size=24 * processes, parallel=setting)
@@ -303,16 +298,12 @@ def test_what_each_way_holds_by_hand():
 def test_fsdp_by_blocks_by_hand():
     """In bf16, of which a block's matrices are 2 bytes a parameter, and 4 where they are reduced."""
     model, optimizer, config = build({}, {}, dtype=torch.bfloat16)
-    n, d = model.num_params(), 64
     kept, by_blocks = (fsdp(model, optimizer, config, 4, keep).held for keep in (True, False))
+    d = 64
     block, root = 12 * d * d, 512 * d + 64 * d + 5 * d
     assert kept.extra["backward"] == 4 * root + 2 * 2 * block + (2 + 4) * block
     assert by_blocks.extra["backward"] == 4 * root + (3 * 2 + 2 + 4) * block
     assert by_blocks.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * root)
-    step = count(model, optimizer, config)
-    once, twice = (step.peak(2, rows, kept) for rows in (2, 4))
-    buckets = "DDP's buckets, FSDP's gathered copies"
-    assert twice.phase == once.phase and twice.parts[buckets] == once.parts[buckets] + 4 * n
 
 
 def test_messages_of_muon():
