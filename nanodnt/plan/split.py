@@ -127,8 +127,10 @@ def divisors(n: int) -> list[int]:
 
 def choose_way(step: StepMemory, ways: list[Way], share: int, wanted: int, limit: float) -> Way:
     """The first way in which `wanted` rows fit into `limit` bytes, or the last."""
-    fitting = (way for way in ways if step.peak(wanted, share, way.held).total <= limit)
-    return next(fitting, ways[-1])
+    for way in ways[:-1]:
+        if step.peak(wanted, share, way.held).total <= limit:
+            return way
+    return ways[-1]
 
 
 def busy_micro_batch(block_size: int, share: int) -> int:

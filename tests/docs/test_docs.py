@@ -151,7 +151,6 @@ def check_command(command, argv, processes):
     elif command == "bench.py":
         for *_, config in bench.read_variants(argv).values():
             config.check()
-            assert bench.choose_mode(config)
     elif command == "sweep.py":
         from studies.sweep.grid import SweepConfig, list_points, split_arguments
 
