@@ -2,28 +2,24 @@
 
 python model.py config/dnt_small.py
 python model.py config/dnt_small.py --lns=norm --residual_init=plain
-python model.py config/dnt_small.py --schedule=wsd --plot        # also draws the learning rates: OUT_DIR/lr.png
 python model.py config/dnt_xl.py --plan --gpus=32 --gpu=h100     # memory on each GPU, largest micro batch, days, disk
 python model.py config/dnt_xl.py --plan --gpus=32 --gpu=a800 --mfu=0.45 --optimizer=msgdw
 
---plan and --plot are words without a value.
+--plan is a word without a value.
 """
 
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 
 from configurator import configure
 from layers import rules
 from layers.roles import ROLES
 from model import GPTConfig, Transformer
-from nanodnt.files import make_folder
 from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
 from nanodnt.run.errors import reports_errors
-from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
 from nanodnt.tasks import resolve, task_of
@@ -103,41 +99,21 @@ def describe_rates(optimizer, config: TrainConfig) -> list:
     return table(rows)
 
 
-def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
-    """Draw the learning rate of each group over all steps into the PNG file `path`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
-    steps = range(0, config.max_iters, max(1, config.max_iters // 1000))
-    figure = Figure(figsize=(7.6, 4), dpi=160, layout="constrained")
-    axis = figure.subplots()
-    for group in optimizer.param_groups:
-        axis.plot(steps, [lr_at(step, config, group) for step in steps], label=group["label"])
-    axis.set(xlabel="step", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
-    make_folder(path.parent, "--out_dir")
-    save_figure(figure, path)
-
-
 @reports_errors
 def main() -> None:
     """`python model.py …`."""
-    words = {"--plan", "--plot"} & set(sys.argv[1:])
-    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & set(sys.argv[1:]) else ()
-    argv = [argument for argument in sys.argv[1:] if argument not in words]
+    given = sys.argv[1:]
+    if "--plot" in given:
+        raise ValueError("--plot is gone: the last table has the learning rates; leave it out")
+    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & set(given) else ()
+    argv = [argument for argument in given if argument != "--plan"]
     model, optimizer, config, remark, *plan = read_command(argv, *schemas)
     lines = [*describe_size(model, remark), *config.source_notes(), ""]
-    if "--plan" in words:
+    if "--plan" in given:
         lines += describe_plan(model, config, *plan)
     else:
         lines += describe_all(model, optimizer, config)
     print(*lines, sep="\n", flush=True)
-    if "--plot" in words:
-        path = Path(config.out_dir) / "lr.png"
-        draw_rates(optimizer, config, path)
-        print(f"drawn: {path}", flush=True)
 
 
 def describe_all(model: Transformer, optimizer, config: TrainConfig) -> list:

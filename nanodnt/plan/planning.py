@@ -57,11 +57,10 @@ def describe_flops(model) -> str:
 
 
 def describe_ways(model, config, env, share: int, limit: float) -> list:
-    """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes, and
-    the peak with the micro batch that is set, if one is. `share`: rows of one process in a step."""
+    """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
+    `share`: rows of one process in a step."""
     columns = []
     kinds = possible_parallel("auto", env)
-    given = config.micro_batch_size if share % (config.micro_batch_size or 1) == 0 else 0
     model, optimizer, _ = count_step(model, config, env)
     steps = {c: StepMemory(model, optimizer, config, checkpointing=c) for c in (False, True)}
     for kind in kinds:
@@ -71,18 +70,16 @@ def describe_ways(model, config, env, share: int, limit: float) -> list:
             micro = largest_micro_batch(step, way, share, limit)
             peak = step.peak(micro, share, way.held)
             sizes = {part: f"{n / 1e9:.2f}" for part, n in peak.parts.items()}
-            column = {
-                "GB": way.name + (", checkpointing" if checkpointing else ""),
-                "micro_batch_size that fits": str(micro) if peak.total <= limit else "none, 1 shown",
-                "accumulation": str(share // micro),
-                **sizes,
-                "peak": f"{peak.total / 1e9:.2f}",
-                "phase of the peak": peak.phase,
-            }
-            if given:
-                of_given = step.peak(given, share, way.held).total
-                column[f"peak with micro_batch_size={given}"] = f"{of_given / 1e9:.2f}"
-            columns.append(column)
+            columns.append(
+                {
+                    "GB": way.name + (", checkpointing" if checkpointing else ""),
+                    "micro_batch_size that fits": str(micro) if peak.total <= limit else "none, 1 shown",
+                    "accumulation": str(share // micro),
+                    **sizes,
+                    "peak": f"{peak.total / 1e9:.2f}",
+                    "phase of the peak": peak.phase,
+                }
+            )
     return table([(title, *(column[title] for column in columns)) for title in columns[0]])
 
 

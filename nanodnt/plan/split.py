@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ BUSY = 4096  # tokens of a micro batch that keep a GPU busy: our choice
 # Of what is counted as kept for the backward pass, compiled code keeps at least this share: our choice, below the 0.58
 # of GPT-2 and the 0.55 of DNT that were measured on an H100 (docs/results/speed.md).
 COMPILED = 0.5
-MOST_GPUS = 1024  # that a refusal names
 
 
 class Way(NamedTuple):
@@ -151,8 +149,8 @@ def choose_split(model, config, env, limit: float) -> Split:
 
     Of the ways that `config.parallel` allows, it is the one with the fewest messages in which a micro batch fits that
     is set, or has BUSY tokens; then, if none is set, the largest micro batch that fits. The count is of the eager step:
-    an upper bound for compiled ones. ValueError, which says what would fit, if this would not, not even compiled, by
-    `least_bytes`; unless must_fit is False."""
+    an upper bound for compiled ones. ValueError if it would not fit, not even compiled, by `least_bytes`; unless
+    must_fit is False."""
     given = config.micro_batch_size
     share = math.prod(split_batch(config.batch_size, given, env.world_size))
     copy, optimizer, step = count_step(model, config, env)
@@ -164,8 +162,9 @@ def choose_split(model, config, env, limit: float) -> Split:
     memory = f"{peak.total / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
     if least_bytes(peak, config) > limit and config.must_fit and not config.eval_only:
         problem = f"a step does not fit into a GPU with micro_batch_size={micro} ({memory})"
-        less = "--activation_checkpointing=True needs less; --must_fit=False tries it all the same"
-        raise ValueError(f"{problem}: {what_fits(model, config, env, limit)}; {less}")
+        less = "--micro_batch_size=0 and --activation_checkpointing=True need less, more GPUs with --parallel=auto too"
+        plan = "`python model.py CONFIG --plan --gpus=N` says what fits"
+        raise ValueError(f"{problem}: {less}; {plan}; --must_fit=False tries it all the same")
     chosen = "as set" if given else "auto: the largest that fits"
     line = f"micro_batch_size {micro} ({chosen}; {memory})"
     if peak.total > limit:
@@ -179,19 +178,3 @@ def least_bytes(peak: Peak, config) -> float:
     if config.compile is False or config.activation_checkpointing:
         return peak.total
     return peak.total - (1 - COMPILED) * peak.parts["kept for the backward"]
-
-
-def what_fits(model, config, env, limit: float) -> str:
-    """On how many GPUs, of those in `env` times powers of 2, a micro batch of one row fits into `limit` bytes of
-    each."""
-    auto = replace(config, parallel="auto", fsdp_shard_size=0)
-    copy, optimizer, step = count_step(model, auto, env)
-    gpus = env.world_size
-    while gpus <= MOST_GPUS and config.batch_size % gpus == 0:
-        group = replace(env, world_size=gpus, distributed=gpus > 1)
-        kind = possible_parallel("auto", group)[-1]
-        way = list_ways(kind, copy, optimizer, auto, gpus)[-1]
-        if least_bytes(step.peak(1, config.batch_size // gpus, way.held), auto) <= limit:
-            return f"with --parallel=auto and --micro_batch_size=0 it does on {gpus} GPU{'s' if gpus > 1 else ''}"
-        gpus *= 2
-    return "nor does one sequence on more GPUs"

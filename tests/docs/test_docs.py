@@ -139,7 +139,7 @@ def check_training(argv, processes):
 
 def check_command(command, argv, processes):
     """What the command checks before it reads data: files, flags, their values, the batch over the processes."""
-    argv = [a for a in argv if not a.startswith(("--help", "--plot", *ADDED_BY_README))]
+    argv = [a for a in argv if not a.startswith(("--help", *ADDED_BY_README))]
     if command == "train.py":
         check_training(argv, processes)
     elif command == "model.py":

@@ -221,18 +221,6 @@ def test_learning_rates_of_a_configuration(run_small):
     assert shown["pos"] == ["0.001", "0.005", "0.005", "0.005", "0.00275", "0.0005"]
 
 
-def test_learning_rates_drawn(tmp_path, run_small):
-    """The picture is the only file written. Notes, and the line that names it, come last."""
-    flags = ("--plot", f"--out_dir={tmp_path}/new", "--optimizer=muon", "--blockwise_lr=True")
-    code, out, err = run_small(*flags)
-    assert (code, err) == (0, "")
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["new", "new/lr.png"]
-    assert (tmp_path / "new" / "lr.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    *_, note, drawn = out.splitlines()
-    assert note.startswith("note: blockwise_lr: the paper has ratios for adamw and adam_mini")
-    assert drawn == f"drawn: {tmp_path}/new/lr.png"
-
-
 # ---------------------------------------------------------------------------------------------------------------- plan
 
 
@@ -244,7 +232,6 @@ def test_a_plan(run_small):
     assert found["GB"] == ["DDP", "DDP, checkpointing", "FSDP", "FSDP, checkpointing"]
     assert found["micro_batch_size that fits"] == ["4"] * 4 and found["accumulation"] == ["1"] * 4
     assert "80 GB each" in out and "MFU of 40% of 3 × 312 TFLOP/s" in out and "bfloat16" in out
-    assert "peak with micro_batch_size=2" in found
     assert "\na run with these flags: parallel ddp, micro_batch_size 2 (as set; " in out
     code, out, _ = run_small("--plan", "--gpu=t4", "--gpu_mem_gb=0.0002", "--n_expert=8")
     assert code == 0 and re.search("^GB +one GPU +one GPU, checkpointing$", out, re.MULTILINE)
@@ -267,17 +254,16 @@ def test_without_a_dataset_it_is_imagenet(run_small):
 def test_flags_of_the_plan_belong_to_it(run):
     assert "unknown flag --gpus" in run("--gpus=4")[2]
     code, out, _ = run("--help")
-    assert code == 0 and "--plan --gpus=32" in out and "--plot  " in out and "words without a value" in out
+    assert code == 0 and "--plan --gpus=32" in out and "a word without a value" in out
     assert all(f"--{name}=" in out for name in PlanConfig.__dataclass_fields__)
 
 
 # what is refused: the exit code, and what is said
 REFUSED = {
     "--n_leyer=3": (2, "n_layer"),
-    "--plot=True": (2, "--plot"),
+    "--plot": (1, "--plot is gone"),
     "--lns=norm --pre_norm=none": (1, "error: lns=norm needs a pre norm"),
     "--decay_gains=input --gain=none": (1, "error: decay_gains=input, but the model has no"),
-    "--out_dir={tmp}/file/run": (1, "{tmp}/file"),
     "--plan --gpu=h1000": (2, "h100 | h200"),
     "--plan --gpus=0": (1, "gpus=0 must be at least 1"),
     "--plan --mfu=1.5": (1, "mfu=1.5 must be above 0"),
@@ -288,9 +274,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_bad_input_is_one_line_and_draws_nothing(flags, tmp_path, run_small):
-    (tmp_path / "file").touch()
-    argv = f"--plot {flags}" if "--out_dir" in flags else f"--plot --out_dir={{tmp}} {flags}"
-    code, _, err = run_small(*argv.format(tmp=tmp_path).split())
-    assert code == REFUSED[flags][0] and REFUSED[flags][1].format(tmp=tmp_path) in err and err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def test_bad_input_is_one_line(flags, run_small):
+    code, _, err = run_small(*flags.split())
+    assert code == REFUSED[flags][0] and REFUSED[flags][1] in err and err.count("\n") == 1
