@@ -1,6 +1,7 @@
 """nanoGPT's training step, for comparison: the computation of nanoGPT's commit 3adf61e, written anew.
 
 Two kinds: `nanogpt`, as published; `nanogpt-bf16`, with bf16 autocast on a CPU too, where the published one is fp32.
+Only the initial weights are torch's: they do not change the time of a step.
 The model takes n_layer, n_head, n_embd, block_size, dropout and bias from the config, and no other flag.
 """
 
@@ -48,14 +49,6 @@ class NanoGPT(nn.Module):
         self.ln_f = nn.LayerNorm(d, bias=c.bias)
         self.lm_head = nn.Linear(d, vocab, bias=False)
         self.wte.weight = self.lm_head.weight
-        for name, p in self.named_parameters():
-            if p.ndim > 1:
-                nn.init.normal_(p, 0.0, 0.02 / (2 * layers) ** 0.5 if name.endswith("c_proj.weight") else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
-
-    def num_params(self):
-        return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
         """As GPT's."""

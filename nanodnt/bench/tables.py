@@ -54,7 +54,7 @@ def figures(variant: Variant, reference: Variant) -> dict:
         name=variant.name,
         reference=reference.name,
         dtype=dtype_name(variant.dtype),
-        parameters=variant.model.num_params(),
+        parameters=sum(p.numel() for p in variant.model.parameters()),
         step_tokens=variant.tokens,
         batch_size=setting.config.batch_size,
         tokens_per_s=variant.tokens / seconds,

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import statistics
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -172,37 +171,6 @@ def test_a_ratio_pairs_the_rounds():
     a, b = (Variant(name, make_setting(), None, None, None, torch.float32) for name in "ab")
     a.rounds, b.rounds = [1.0, 2.0, 4.0], [2.0, 1.0, 4.0]
     assert measure.speed_ratios(b, a) == [0.5, 2.0, 1.0]
-
-
-class Event:
-    """A CUDA event. Its clock is a counter."""
-
-    clock = itertools.count()
-
-    def __init__(self, enable_timing):
-        self.record = lambda: setattr(self, "at", next(self.clock))
-        self.elapsed_time = lambda later: 1e3 * (later.at - self.at)
-
-
-def test_rounds_on_a_gpu(monkeypatch):
-    """The first step after the host has waited takes a second longer, and is left out."""
-    waits = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(measure, "wait_for", waits.append)
-    setting = make_setting(steps=None)
-    assert setting.steps == 10
-    setting.env = replace(setting.env, device=torch.device("cuda"))
-
-    def step():
-        next(Event.clock)
-        if waits:
-            next(Event.clock)
-            waits.clear()
-
-    assert measure.seconds_per_call(step, 20, setting.env.device) == 21 / 20
-    for name, size in dict(memory_allocated=3, max_memory_allocated=10, reset_peak_memory_stats=None).items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
-    assert measure.build("a", lambda: variants.our_variant("a", make_setting()), setting).memory == 7  # others hold 3
 
 
 def test_variants_of_files_and_flags():
