@@ -1,10 +1,7 @@
 """`python model.py CONFIG`: equations, counts, bytes and learning rates are those of the network and its optimizer.
 What --plan counts is in test_plan.py."""
 
-import os
 import re
-import runpy
-import sys
 
 import pytest
 
@@ -176,18 +173,6 @@ def test_a_mixture_of_experts(run):
 def test_a_dataset_that_is_not_prepared_is_named(run):
     code, out, _ = run("--dataset=/nowhere/at/all", "--n_layer=1", "--n_embd=24")
     assert code == 0 and "vocabulary 50257, padded to 50304; GPT-2's, since dataset" in out
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # model.py runs a module that the tests have imported
-def test_a_reader_that_goes_away_is_no_error(capsys):
-    """As in `python model.py | head`."""
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as gone, pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, "argv", ["model.py", "--n_layer=1", "--vocab_size=50"])
-        patch.setattr(sys, "stdout", gone)
-        runpy.run_path(str(ROOT / "model.py"), run_name="__main__")
-    assert end.value.code == 128 + 13 and capsys.readouterr().err == ""
 
 
 # ------------------------------------------------------------------------------------------------------ learning rates

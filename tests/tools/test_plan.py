@@ -362,16 +362,14 @@ def test_every_gpu_has_memory_and_a_peak():
 
 
 def test_the_plan_of_images():
-    """Images, tokens, FLOPs and days agree with each other. Checkpoints: weights, AdamW's two moments, a step count for
-    each tensor; four files, and those kept for good."""
+    """Images, tokens and days agree with each other. Checkpoints: weights, AdamW's two moments, a step count for each
+    tensor; four files, and those kept for good."""
     model, _, config = build(VIT | dict(n_layer=1, n_ff=4096), dict(batch_size=16, max_iters=1000, keep_every=300))
-    assert total_bytes(model.example(16)) == 16 * (3 * 32 * 32 * 4 + 8)
     one_file = 12 * model.num_params() + 4 * len(list(model.parameters()))
     flops = 65 * model.flops_per_token()
     text = "\n".join(describe_plan(model, config, PlanConfig(gpus=2, mfu=0.5)))
-    assert f"GFLOPs per token, {flops / 1e9:.4g} per image, " in text
     assert "1,000 steps of 16 images × 65 = 1,040 tokens are 16,000 images, 0.00104e9 tokens, " in text
     assert f"{16_000 * flops:.3g} FLOPs" in text and f", {989e12 / flops:,.0f} images/s" in text
-    assert "not compiled (8 images of a step each)" in text and "sequence" not in text
+    assert "not compiled (8 images of a step each)" in text
     assert f"a checkpoint: {one_file / 1e9:.2f} GB, and" in text
     assert f"on disk up to 4 and 3 kept ones at a time: {7 * one_file / 1e9:.2f} GB" in text
