@@ -71,17 +71,14 @@ def make_optimizer(model, config):
 
 
 @contextmanager
-def nanogpt_settings(device):
-    """torch's global settings as nanoGPT has them, while one of its steps runs."""
+def any_algorithm():
+    """Deterministic algorithms are not asked for, as in nanoGPT, while one of its steps runs."""
     ours = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    precision = torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else precision)  # TF32
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(ours[0], warn_only=ours[1])
-        torch.set_float32_matmul_precision(precision)
 
 
 def make_get_batch(tokens, rows: int, T: int, device):
@@ -107,7 +104,7 @@ def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, get_lr
     batch, kept = [get_batch()], [None]
 
     def step(i: int, on_phase_end=lambda phase: None) -> None:
-        with nanogpt_settings(device):
+        with any_algorithm():
             for group in optimizer.param_groups:
                 group["lr"] = get_lr(i)
             for _ in range(accumulation):

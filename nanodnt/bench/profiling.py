@@ -15,7 +15,6 @@ from nanodnt.files import make_folder
 
 STEPS, PRINTED = 3, 25
 KINDS = {  # of kernels, on a CPU of operators: the first pattern that is found in the name counts
-    "communication": "nccl|gloo",
     "optimizer": "multi_tensor|fused_adam|_foreach",
     "copies": "memcpy|memset|copy_kernel|fillfunctor|aten::(copy_|fill_|zero_)",
     "Triton, elementwise": "triton_(?!tem)|cpp_fused|elementwise|softmax|cross_entropy|reduce_kernel",

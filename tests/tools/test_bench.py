@@ -242,12 +242,11 @@ def test_kinds_of_kernels():
         "copies": ["void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"],
         "attention": ["cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16"],
         "optimizer": ["void at::native::multi_tensor_apply_kernel<LpNormFunctor>"],
-        "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"],
         "other": ["void at::native::indexFuncLargeIndex<float>"],
     }
     kernels = [(name, 1.0) for own in names.values() for name in own]
     found = {row["name"]: row["share"] for row in profiling.sum_by_kind(kernels, step_s=10.0, idle=True)}
-    assert found == {kind: len(own) / 10 for kind, own in names.items()} | {"no kernel runs": 0.1}
+    assert found == {kind: len(own) / 10 for kind, own in names.items()} | {"no kernel runs": 0.2}
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

@@ -103,14 +103,6 @@ def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
         assert p.grad is None
 
 
-def test_nanogpt_s_steps_multiply_fp32_in_tf32_on_a_gpu():
-    for device, inside in (("cuda", "high"), ("cpu", "highest")):
-        with nanogpt.nanogpt_settings(torch.device(device)):
-            assert torch.get_float32_matmul_precision() == inside
-            assert torch.backends.cuda.matmul.allow_tf32 == (inside == "high") and torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "highest"
-
-
 def test_nanogpt_s_batches(dataset):
     raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
     torch.manual_seed(0)
