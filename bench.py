@@ -3,8 +3,7 @@
 python bench.py config/dnt_small.py                                            # tokens/s, ms, MFU, memory
 python bench.py config/dnt_small.py --against=nanogpt                          # beside nanoGPT's step
 python bench.py config/gpt2_small.py --vary=config/dnt/s1.py,config/dnt/s5.py  # any files, the first is the reference
-python bench.py config/dnt_small.py --vary=micro_batch_size=8,16,32            # any flag
-python bench.py config/dnt_small.py --vary=layouts                             # a set: optimizers, experts, norms, …
+python bench.py config/dnt_small.py --vary=optimizer=adamw,msgdw,muon          # any flag
 python bench.py config/dnt_small.py --profile                                  # a trace, and time by kind of kernel
 python bench.py config/gpt2_small.py --profile --only=nanogpt                  # of nanoGPT's step
 
@@ -12,6 +11,7 @@ Variants take turns in one process, so a machine that slows down slows all of th
 Is the arithmetic right on a GPU: make test-gpu. Checks and measurements of one GPU in 9 minutes: make gpu-check.
 """
 
+import gc
 import json
 import sys
 from functools import partial
@@ -23,14 +23,12 @@ import torch
 
 from configurator import configure
 from model import GPTConfig
-from nanodnt.bench.compare import compare_variants
-from nanodnt.bench.measure import check_load
+from nanodnt.bench.measure import build, check_load, time_variants
 from nanodnt.bench.norms import time_norms
 from nanodnt.bench.profiling import profile_steps
 from nanodnt.bench.settings import BenchConfig, Setting
-from nanodnt.bench.tables import header
-from nanodnt.bench.variants import make_variant, our_variant, variants_beside_nanogpt
-from nanodnt.bench.vary import SETS
+from nanodnt.bench.tables import describe_variants, figures, header
+from nanodnt.bench.variants import make_variant
 from nanodnt.files import write_file
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
@@ -46,12 +44,13 @@ def read_variants(argv: list) -> dict:
 
     base = read()
     vary = base[-1].vary
-    if vary in ("", "norms", *SETS):
+    if vary in ("", "norms"):
         return {"ours": base}
     flag, equals, values = vary.rpartition("=")
     values = values.split(",")
     if len(values) < 2:
-        raise ValueError(f"vary={vary}: give FLAG=VALUE,VALUE,… or FILE,FILE,… or one of norms, {', '.join(SETS)}")
+        examples = "optimizer=adamw,muon or config/dnt/s1.py,config/dnt/s5.py"
+        raise ValueError(f"vary={vary}: give FLAG=VALUE,VALUE,… or FILE,FILE,…, such as {examples}; or norms")
     if equals:
         return {f"{flag}={value}": read(f"--{flag}={value}") for value in values}
     stems = {Path(file).stem for file in values}
@@ -59,37 +58,33 @@ def read_variants(argv: list) -> dict:
     return {Path(file).stem if len(stems) == len(values) else file: read(file) for file in values}
 
 
-def choose_mode(bench: BenchConfig) -> str:
-    """The flag that says what to do; "step" if there is none. ValueError if there are several."""
-    modes = {"vary": bench.vary, "against": bench.against != "none", "profile": bench.profile}
-    modes["only"] = bench.only != "ours" and not bench.profile
-    given = [flag for flag, value in modes.items() if value]
-    if len(given) > 1:
-        raise ValueError(f"--{' and --'.join(given)} are different benchmarks: choose one")
-    return given[0] if given else "step"
-
-
-def measure(mode: str, settings: dict) -> dict:
-    """Do what `mode` says and print it; returns the figures for --json."""
+def measure(settings: dict) -> dict:
+    """Time what the flags say and print it; returns the figures for --json."""
     setting = next(iter(settings.values()))
-    vary = setting.bench.vary
-    if mode == "profile":
+    bench = setting.bench
+    if bench.profile:
         return profile_steps(setting)
-    if mode == "against":
-        return compare_variants(variants_beside_nanogpt(setting), setting)
-    if vary == "norms":
+    if bench.vary == "norms":
         return time_norms(setting)
-    if vary in SETS:
-        makes = {n: partial(our_variant, n, setting, **changes) for n, changes in SETS[vary](setting).items()}
-        return compare_variants(makes, setting, in_pairs=vary == "layouts")
-    return compare_variants({name: partial(make_variant, name, one) for name, one in settings.items()}, setting)
+    if bench.against != "none":
+        settings = {bench.against: setting, "ours": setting}
+        kinds = {bench.against: bench.against, "ours": "ours"}
+    else:
+        kinds = dict.fromkeys(settings, bench.only)
+    gc.collect()
+    gc.freeze()  # as train.py does: the collector need not walk through what is alive now
+    makes = {name: partial(make_variant, name, kinds[name], one) for name, one in settings.items()}
+    variants = [build(name, make, setting) for name, make in makes.items()]
+    time_variants(variants, setting)
+    rows = [figures(variant, variants[0]) for variant in variants]
+    setting.env.print("\n".join(describe_variants(rows)))
+    return dict(variants=rows)
 
 
 def run(argv: list) -> None:
     """Do what the arguments say."""
     found = read_variants(argv)
     _, config, bench = next(iter(found.values()))
-    mode = choose_mode(bench)
     bench.check()
     devices = {other.device for _, other, _ in found.values()}
     if len(devices) > 1:
@@ -104,7 +99,7 @@ def run(argv: list) -> None:
         record, facts = run_record(), header(first)
         warnings = check_load(first) + config.source_notes()
         env.print("\n".join(warnings + [f"{name}: {fact}" for name, fact in facts.items()] + [""]))
-        result = record | dict(header=facts, warnings=warnings, mode=mode) | measure(mode, settings)
+        result = record | dict(header=facts, warnings=warnings) | measure(settings)
         for warning in warnings:
             env.print(warning)  # again, after the tables, where it is seen
         if bench.json:

@@ -17,9 +17,9 @@ import torch
 from configurator import configure, describe
 from model import GPTConfig, Transformer
 from nanodnt.data import Prefetch, PreparedData, load_meta
-from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
+from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
-from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes
+from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
@@ -27,7 +27,7 @@ from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.run.metrics import Meter, draw_loss, end_line, finite, make_watchers, progress_line, validation_line
 from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, fixed_bytes, restore, set_parallel
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore, split_run
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -91,8 +91,7 @@ class Run:
 
 def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -> Run:
     """Model, optimizer, data and progress of a run, new or resumed."""
-    # 1. how a batch is split; the dataset
-    micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
+    # 1. the dataset
     meta = load_meta(config.dataset, verify=env.is_main)
     env.check_same({"contents of the dataset": meta})
 
@@ -100,13 +99,9 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     model, weights, checkpoint = find_start(config, model_config, meta, env, read_pretrained)
     data = open_data(config, model.config, meta)
 
-    # 3. the micro batch that fits the devices, storage on them, the optimizer
-    reason = set_parallel(model, config, env)
-    if env.device.type == "cuda":
-        from nanodnt.plan.memory import choose_micro_batch
-
-        micro, accumulation = choose_micro_batch(model.config, config, env, micro * accumulation)
-    allocate_and_fill(model, weights, data, config, env, reason)
+    # 3. how the run is split over the devices, storage on them, the optimizer
+    split = split_run(model, config, env)
+    allocate_and_fill(model, weights, data, config, env, split.keep)
     prepare_model(model, config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
@@ -115,9 +110,23 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()
     if len(set(env.gather(state.step))) > 1:  # also a barrier: now rank 0 may replace the checkpoint
         raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
-    run = dict(config=config, env=env, stop=stop, data=data, dataset_meta=meta, micro=micro, accumulation=accumulation)
-    run |= dict(model=model, compiled=model, optimizer=optimizer, scaler=scaler, state=state, task=task_of_data(meta))
-    return Run(**run, saved_step=state.step if checkpoint else -1, resumed_from=checkpoint and checkpoint["path"])
+    return Run(
+        config=config,
+        env=env,
+        stop=stop,
+        task=task_of_data(meta),
+        data=data,
+        dataset_meta=meta,
+        model=model,
+        compiled=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        state=state,
+        micro=split.micro,
+        accumulation=split.accumulation,
+        saved_step=state.step if checkpoint else -1,
+        resumed_from=checkpoint and checkpoint["path"],
+    )
 
 
 def read_pretrained(source: str, model_config: GPTConfig):
@@ -135,7 +144,8 @@ def open_records(run: Run, seen: dict) -> None:
     """Start what watches and writes: tracker, checkpoints, metrics. `seen`: the checkpoints that were there before."""
     config, env, state = run.config, run.env, run.state
     run.tracker, run.watcher = make_watchers(run)
-    sharded = use_shards(config.checkpoint_format, env, fixed_bytes(run.model, config) - 4 * run.model.num_params())
+    saved_bytes = 4 * run.model.num_params() + state_bytes(run.model, config)
+    sharded = use_shards(config.checkpoint_format, env, saved_bytes)
     run.saver = Saver(Path(config.out_dir), env, sharded)
     env.closing.append(run.saver.close)  # which waits for the last write
     if env.is_main:

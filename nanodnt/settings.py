@@ -125,7 +125,8 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     must_fit: bool = True  # refuse a start on GPUs for whose memory `--plan` counts too much; False: try it
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun: ddp keeps the whole model on every
-    #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if these fill most of a GPU
+    #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if no useful micro batch fits
+    #   into a GPU under ddp, by the count of --plan
     fsdp_shard_size: int = 0  # fsdp: processes that share one copy of the model, as those of a machine (HSDP); 0 = all
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix products; weights are fp32.
     #   float32 is TF32 on GPUs that have it, unless NVIDIA_TF32_OVERRIDE=0 is in the environment

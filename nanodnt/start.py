@@ -8,13 +8,13 @@ import torch
 from configurator import read_path
 from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
+from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
+from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes
 from nanodnt.run.checkpoints import RunState, fingerprint, how_to_continue, is_count, load_checkpoint, load_latest
-from nanodnt.run.environment import choose_parallel
-from nanodnt.run.hardware import attention_backend, choose_compile, device_name, peak_flops
-from nanodnt.settings import TrainConfig
-from nanodnt.tasks import fill_from_dataset, resolve_none, task_of, task_of_data
+from nanodnt.run.environment import Split, possible_parallel
+from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile
+from nanodnt.tasks import fill_from_dataset, resolve, resolve_none, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
@@ -35,12 +35,12 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
         check_out_dir(config, out_dir)
     fresh = checkpoint is None and source == "scratch"
     task, data_task = task_of(model_config), task_of_data(meta)
-    # a run that is not fresh only compares its flags with its model, and the model with the dataset
-    if fresh or task.reads == data_task.reads:
-        fill_from_dataset(model_config, meta, config.dataset)
     if fresh:
-        model, weights, trained_on = task.network().empty(model_config), None, None
-    else:
+        _, model = resolve(model_config, config, meta)
+        weights = trained_on = None
+    else:  # only compares its flags with its model, and the model with the dataset
+        if task.reads == data_task.reads:
+            fill_from_dataset(model_config, meta, config.dataset)
         if checkpoint:
             check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
         model, weights, trained_on = load_source(checkpoint, source, config, model_config, read_pretrained, env)
@@ -134,43 +134,49 @@ def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out
 
 
 def print_changes(title: str, old: dict, new: dict, env) -> None:
-    """One line with the settings that differ; what older versions did not have counts as its default."""
-    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
-    fill_defaults(defaults)
-    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
-    changed = [k for k in new if k in old and old[k] != new[k] and k not in NOT_PRINTED]
+    """One line with the settings of both that differ."""
+    changed = [name for name in new if name in old and old[name] != new[name] and name not in NOT_PRINTED]
     if changed:
-        env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
+        env.print(f"{title}: {', '.join(f'{name} {old[name]} → {new[name]}' for name in changed)}")
 
 
-def fixed_bytes(model: Transformer, config) -> int:
-    """What a process of DDP holds before it computes: fp32 weights, gradients, optimizer state."""
-    return 8 * model.num_params() + state_bytes(model, config)
+def split_run(model: Transformer, config, env) -> Split:
+    """How the run of the empty model is split over its processes: on GPUs by what a step needs. Sets `env.parallel`
+    and prints what it is, and why. All ranks must call it."""
+    kinds = possible_parallel(config.parallel, env)
+    if env.device.type == "cuda":
+        from nanodnt.plan.split import choose_split
 
-
-def set_parallel(model: Transformer, config, env) -> str:
-    """Choose `env.parallel` for the empty model; returns why. All ranks must call it."""
-    env.parallel, reason = choose_parallel(config.parallel, env, fixed_bytes(model, config) if env.distributed else 0)
+        split = choose_split(model, config, env, min(env.gather(available_bytes(env.device))))
+    else:
+        micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
+        split = Split(kinds[0], True, micro, accumulation, "")
+    env.parallel = split.parallel
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
-    return reason
+    asked = "auto" if config.parallel == "auto" else "as asked"
+    line = f"parallel {split.parallel} ({asked}), {env.world_size} processes"
+    if split.parallel == "fsdp":
+        shards = config.fsdp_shard_size or env.world_size
+        times = "once a step" if split.keep else "by blocks in every micro batch"
+        line += f", shards of {shards}, gathered and reduced {times}"
+    env.print(line)
+    if split.reason:
+        env.print(split.reason)
+    return split
 
 
-def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env, reason: str) -> None:
+def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env, keep: bool) -> None:
     """Give the model storage on its device, sharded under fsdp, and weights, or the seed's; Admin's ω from `data`.
-    `reason`: that of `set_parallel`, which is printed."""
+    `keep`: that of the run's Split."""
     if weights is None and model.config.admin:  # on the CPU and the same few rows everywhere: a seed gives one model
         drawn = task_of(model.config).network()(model.config, config.seed)
         profile_admin(drawn, *drawn.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
         weights = drawn.state_dict()
         env.print("admin: profiled on the first batch")
-    details = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
     if env.parallel == "fsdp":
-        from nanodnt.run.parallel import choose_kept, shard_model
+        from nanodnt.run.parallel import shard_model
 
-        keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed_bytes(model, config))
         shard_model(model, config.fsdp_shard_size, env, keep)
-        details += f", {text}"
-    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{details}")
     model.to_empty(device=env.device)
     if weights is None:
         model.init_weights(config.seed)
@@ -209,18 +215,6 @@ def describe_run(run) -> None:
     env.print(f"{step} = {split}; {run.data.describe()}")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    if env.parallel == "fsdp":
-        from nanodnt.run.parallel import uneven_experts
-
-        shards = config.fsdp_shard_size or env.world_size
-        if experts := uneven_experts(model, shards):
-            uneven = f"{experts} experts and their rows do not divide evenly over {shards} processes"
-            env.print(f"note: {uneven}: some hold {-(-experts // shards)}, others fewer or none")
-    if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
-        card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
-        env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")
-    if run.dataset_meta.get("kind", "text") == "text" and "val_text_bytes" not in run.dataset_meta:
-        env.print("note: no val_bpb, since this dataset was prepared before bytes were counted: prepare it again")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 

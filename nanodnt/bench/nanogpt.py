@@ -1,8 +1,8 @@
 """nanoGPT's training step, for comparison: the computation of nanoGPT's commit 3adf61e, written anew.
 
-Three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled, with bf16
-autocast on a CPU too, where the published one is fp32. The model takes n_layer, n_head, n_embd, block_size, dropout and
-bias from the config, and no other flag.
+Two kinds: `nanogpt`, as published; `nanogpt-bf16`, with bf16 autocast on a CPU too, where the published one is fp32.
+Only the initial weights are torch's: they do not change the time of a step.
+The model takes n_layer, n_head, n_embd, block_size, dropout and bias from the config, and no other flag.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-KINDS = ("nanogpt", "nanogpt-eager", "nanogpt-bf16")
+KINDS = ("nanogpt", "nanogpt-bf16")
 
 
 class Block(nn.Module):
@@ -49,14 +49,6 @@ class NanoGPT(nn.Module):
         self.ln_f = nn.LayerNorm(d, bias=c.bias)
         self.lm_head = nn.Linear(d, vocab, bias=False)
         self.wte.weight = self.lm_head.weight
-        for name, p in self.named_parameters():
-            if p.ndim > 1:
-                nn.init.normal_(p, 0.0, 0.02 / (2 * layers) ** 0.5 if name.endswith("c_proj.weight") else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
-
-    def num_params(self):
-        return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
         """As GPT's."""
@@ -79,29 +71,26 @@ def make_optimizer(model, config):
 
 
 @contextmanager
-def nanogpt_settings(device):
-    """torch's global settings as nanoGPT has them, while one of its steps runs."""
+def any_algorithm():
+    """Deterministic algorithms are not asked for, as in nanoGPT, while one of its steps runs."""
     ours = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    precision = torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else precision)  # TF32
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(ours[0], warn_only=ours[1])
-        torch.set_float32_matmul_precision(precision)
 
 
 def make_get_batch(tokens, rows: int, T: int, device):
-    """get_batch() → inputs and targets (rows, T) on the device, windows drawn at random from `tokens`: an array, or
-    (path, dtype) of a file that is mapped again for each batch."""
+    """get_batch() → inputs and targets (rows, T) on the device, windows drawn at random from the array `tokens`."""
 
     def get_batch():
-        data = np.memmap(*tokens, mode="r") if isinstance(tokens, tuple) else tokens
-        windows = [data[i : i + T + 1].astype(np.int64) for i in torch.randint(len(data) - T, (rows,)).tolist()]
-        windows = torch.stack([torch.from_numpy(w) for w in windows])
+        windows = [tokens[i : i + T + 1].astype(np.int64) for i in torch.randint(len(tokens) - T, (rows,)).tolist()]
+        windows = torch.from_numpy(np.stack(windows))
         x, y = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        return tuple(t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t for t in (x, y))
+        if device.type == "cuda":
+            return tuple(t.pin_memory().to(device, non_blocking=True) for t in (x, y))
+        return x, y
 
     return get_batch
 
@@ -115,7 +104,7 @@ def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, get_lr
     batch, kept = [get_batch()], [None]
 
     def step(i: int, on_phase_end=lambda phase: None) -> None:
-        with nanogpt_settings(device):
+        with any_algorithm():
             for group in optimizer.param_groups:
                 group["lr"] = get_lr(i)
             for _ in range(accumulation):

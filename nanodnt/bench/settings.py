@@ -8,34 +8,32 @@ from typing import Literal
 from configurator import PathName
 from model import GPTConfig
 from nanodnt.bench.nanogpt import KINDS
-from nanodnt.data import folder_of, load_meta
+from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
 from nanodnt.files import make_folder
-from nanodnt.optim import fill_defaults
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.run.hardware import choose_compile
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import check_flags, fill_from_dataset, open_data, task_of, task_of_data
+from nanodnt.tasks import open_data, resolve, task_of
 
 
 @dataclass
 class BenchConfig:
     # --- benchmark: what ---
-    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say micro_batch_size=8,16,32; or FILE,FILE,…, config files; or
-    #   a set: layouts (each against Pre-LN), experts (beside the dense model of as many active parameters), optimizers,
-    #   norms (as bare layers, too). The first variant is the reference. All share the memory; layouts in pairs
-    against: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
-    #   step: as published, not compiled, with bf16 on a CPU too, or all of them
-    only: Literal["ours", *KINDS] = "ours"  # whose step to time or profile alone: nanoGPT's kinds are those of against
+    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say optimizer=adamw,muon; or FILE,FILE,…, config files, say
+    #   config/dnt/s1.py,config/dnt/s5.py; or norms: the model's norms, as in DyT's Table 7. The first variant is the
+    #   reference. All share the memory
+    against: Literal["none", *KINDS] = "none"  # also time nanoGPT's step: as published, or with bf16 on a CPU too
+    only: Literal["ours", *KINDS] = "ours"  # whose step to time or profile alone
     profile: bool = False  # write a trace of three steps; print the costliest kernels, and the time by kind of kernel
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
-    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. Of images: random
-    #   images, the same ones in every step, of the dataset's size, or ImageNet's if it is not prepared, and labels
+    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. Of images: random ones,
+    #   the same in every step, of the flags' size, or ImageNet's
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     # --- benchmark: how ---
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
-    steps: int = 0  # timed steps of a variant in a round, after an untimed one, on a GPU two; 0 = 10, on a GPU 20
+    steps: int = 0  # timed steps of a variant in a round, after an untimed one; 0 = 10, on a GPU 20
     # --- benchmark: output ---
     json: PathName = ""  # a file for all figures, each round's too, with versions, command line and git commit
 
@@ -44,6 +42,11 @@ class BenchConfig:
         for name, least in dict(warmup=1, repeats=1, steps=0, accumulation=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        modes = {"vary": self.vary, "against": self.against != "none", "profile": self.profile}
+        modes["only"] = self.only != "ours" and not self.profile
+        given = [flag for flag, value in modes.items() if value]
+        if len(given) > 1:
+            raise ValueError(f"--{' and --'.join(given)} are different benchmarks: choose one")
         if self.json and Path(self.json).is_dir():
             raise ValueError(f"json={self.json} is a folder: name a file")
         make_folder(Path(self.json).parent, "--json")
@@ -63,15 +66,20 @@ class Setting:
 
     def __post_init__(self):
         """ValueError for a missing dataset, unless data=random, and for what is not for a model of images."""
-        self.config.check()
-        fill_defaults(self.config)
         self.task = task_of(self.model_config)
-        check_flags(self.task, self.config)
         nanogpt = self.bench.against != "none" or self.bench.only != "ours"
         if nanogpt and (self.config.doc_mask or self.task.reads != "text"):
             reason = "nanoGPT reads text, not images, and does not keep documents apart"
             raise ValueError(f"{reason}: leave out against and only")
-        self._fit()
+        meta, _ = self.task.placeholder_meta(self.model_config)
+        if self.bench.data == "dataset":
+            try:
+                meta = load_meta(self.config.dataset, verify=False)
+            except ValueError as e:
+                raise ValueError(f"{e}; or time on random {self.task.reads}: --data=random") from None
+        self.meta, _ = resolve(self.model_config, self.config, meta)
+        if self.bench.data == "dataset":
+            self.task.check_data(self.config.dataset, meta, None, self.model_config)
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory
         self.micro, self.full_accumulation = split_batch(self.config.batch_size, self.config.micro_batch_size, 1)
@@ -79,34 +87,21 @@ class Setting:
         self.rows = self.micro * self.accumulation
         self.steps = self.bench.steps or (20 if self.env.device.type == "cuda" else 10)
 
-    def _fit(self) -> None:
-        """Fill in what the flags leave to the dataset; at random, to GPT-2's vocabulary or ImageNet's images."""
-        name, reads, random = self.config.dataset, self.task.reads, self.bench.data == "random"
-        meta, _ = self.task.placeholder_meta(self.model_config)
-        if not random or reads != "text" and (folder_of(name) / "meta.json").exists():
-            try:
-                found = load_meta(name, verify=False)
-            except ValueError as e:
-                raise ValueError(f"{e}; or time on random {reads}: --data=random") from None
-            meta = meta if random and task_of_data(found).reads != reads else found
-        fill_from_dataset(self.model_config, meta, name)
-        if not random:
-            self.task.check_data(name, meta, None, self.model_config)
+    def with_norm(self, norm: str) -> "Setting":
+        """A copy with another norm, without what is set for DyT."""
+        if norm == self.model_config.norm:
+            return self
+        unset = {f.name: f.default for f in fields(GPTConfig) if f.name.startswith("dyt_")}
+        model_config = replace(self.model_config, norm=norm, **unset)
+        return Setting(model_config=model_config, config=self.config, bench=self.bench, env=self.env)
 
-    def replace(self, **changes) -> "Setting":
-        """A copy with other flags, of any of the three dataclasses."""
-        parts = dict(model_config=self.model_config, config=self.config, bench=self.bench)
-        for name, part in parts.items():
-            parts[name] = replace(part, **{f.name: changes[f.name] for f in fields(part) if f.name in changes})
-        return Setting(**parts, env=self.env)
+    @cached_property
+    def dataset(self):
+        return open_data(self.config, self.model_config, self.meta)
 
     def new_model(self):
         """The network with fresh weights, on the CPU."""
         return self.task.network()(self.model_config, self.config.seed)
-
-    @cached_property
-    def dataset(self):
-        return open_data(self.config, self.model_config, load_meta(self.config.dataset, verify=False))
 
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host, as the dataset gives it."""
@@ -118,7 +113,7 @@ class Setting:
         """The first micro batch of the first step, on the device."""
         return self.env.put(*(t[: self.micro] for t in self.fetch_batch(0)))
 
-    def choose_compile(self, flops_per_token: float = float("inf")) -> bool:
-        """Whether to compile, chosen as train.py chooses for the whole run; without an argument whether one may."""
+    def choose_compile(self, flops_per_token: float) -> bool:
+        """Whether to compile, chosen as train.py chooses for the whole run."""
         tokens = self.config.batch_size * self.model_config.block_size * self.config.max_iters
         return choose_compile(self.config.compile, self.env.device, tokens * flops_per_token)[0]

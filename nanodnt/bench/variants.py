@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch._dynamo.utils import counters
 
 from nanodnt.bench import nanogpt
 from nanodnt.bench.settings import Setting
@@ -31,16 +30,12 @@ class Variant:
     compile_s: float | None = None  # None = it is not compiled
     memory: int | None = None  # peak bytes of tensors, without other variants' (CUDA)
     steps_done: int = 0
-    rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
-    readings: list = field(default_factory=list)  # of measure.read_sensors, on CUDA
+    rounds: list = field(default_factory=list)  # seconds of a step, by round
     parts: dict = field(default_factory=dict)  # median seconds of each of measure.PARTS
-    recompilations: int = 0  # since the warm-up
 
     def run(self, on_phase_end=lambda phase: None) -> None:
         """Make the next step."""
-        before = counters["frames"]["total"]  # pieces of code that torch.compile has worked on
         self.step(self.steps_done, on_phase_end)
-        self.recompilations += counters["frames"]["total"] - before
         self.steps_done += 1
 
     @property
@@ -49,9 +44,13 @@ class Variant:
         return self.setting.rows * self.setting.model_config.block_size
 
 
-def our_variant(name: str, setting: Setting, **changes) -> Variant:
-    """The step of train.py, of the setting with changed flags."""
-    setting = setting.replace(**changes)
+def make_variant(name: str, kind: str, setting: Setting) -> Variant:
+    """A step of this kind: ours, or one of nanogpt.KINDS."""
+    return our_variant(name, setting) if kind == "ours" else nanogpt_variant(name, kind, setting)
+
+
+def our_variant(name: str, setting: Setting) -> Variant:
+    """The step of train.py."""
     env, config = setting.env, setting.config
     env.set_matmul_precision()
     model = prepare_model(setting.new_model(), config, env)
@@ -60,8 +59,9 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
     step_model, start = model, time.perf_counter()
     if setting.choose_compile(model.flops_per_token()):
         step_model = compile_model(model, config, setting.first_micro_batch(), env)
+    compile_s = time.perf_counter() - start
     trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, step_model)
-    compile_s, next_batch = time.perf_counter() - start, Prefetch(setting.fetch_batch)
+    next_batch = Prefetch(setting.fetch_batch)
 
     def step(i, on_phase_end):
         env.set_matmul_precision()  # of this variant: others may have another dtype
@@ -77,34 +77,31 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
     return Variant(name, setting, step, model, optimizer, env.dtype, compile_s if compiled else None)
 
 
-def make_variant(name: str, setting: Setting) -> Variant:
-    """The step that the flag `only` asks for; `name` is that of ours."""
-    if setting.bench.only == "ours":
-        return our_variant(name, setting)
-    return nanogpt_variant(setting.bench.only, setting)
-
-
-def variants_beside_nanogpt(setting: Setting) -> dict:
-    """{name: function that makes it} for --against: nanoGPT's step, the reference, and ours."""
-    kinds = list(nanogpt.KINDS) if setting.bench.against == "nanogpt-all" else [setting.bench.against]
-    return {k: partial(nanogpt_variant, k, setting) for k in kinds} | {"ours": partial(our_variant, "ours", setting)}
-
-
-def nanogpt_variant(kind: str, setting: Setting) -> Variant:
-    """The step of nanoGPT; `kind` is one of nanogpt.KINDS."""
-    device, context = setting.env.device, setting.model_config.block_size
+def nanogpt_variant(name: str, kind: str, setting: Setting) -> Variant:
+    """The step of nanoGPT; `kind` is one of nanogpt.KINDS. Compiled, as published, unless compile is False."""
+    device, config = setting.env.device, setting.config
     model = nanogpt.NanoGPT(setting.model_config).to(device)
-    bf16, compiled = device.type == "cuda" or kind == "nanogpt-bf16", kind != "nanogpt-eager"
-    call = torch.compile(model) if compiled else model  # compiles at the first step
-    if setting.bench.data == "random":
-        n = max(1 << 20, 2 * context)
-        tokens = np.random.default_rng(0).integers(setting.model_config.vocab_size, size=n, dtype=np.uint32)
-    else:
-        meta, folder = setting.dataset.meta, folder_of(setting.config.dataset)
-        tokens = folder / Path(meta["splits"]["train"]["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<")
-    get_batch = nanogpt.make_get_batch(tokens, setting.micro, context, device)
-    optimizer = nanogpt.make_optimizer(model, setting.config)
-    get_lr = partial(lr_at, config=setting.config)
-    step = nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device)
+    bf16 = device.type == "cuda" or kind == "nanogpt-bf16"
+    compiled = config.compile is not False
+    optimizer = nanogpt.make_optimizer(model, config)
+    step = nanogpt.make_step(
+        torch.compile(model) if compiled else model,  # compiles at the first step
+        optimizer,
+        nanogpt.make_get_batch(find_tokens(setting), setting.micro, setting.model_config.block_size, device),
+        setting.accumulation,
+        bf16,
+        partial(lr_at, config=config),
+        device,
+    )
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return Variant(kind, setting, step, model, optimizer, dtype, compile_s=0.0 if compiled else None)
+    return Variant(name, setting, step, model, optimizer, dtype, compile_s=0.0 if compiled else None)
+
+
+def find_tokens(setting: Setting) -> np.ndarray:
+    """What nanoGPT reads: the tokens of the dataset, or random ones."""
+    if setting.bench.data == "random":
+        n = max(1 << 20, 2 * setting.model_config.block_size)
+        return np.random.default_rng(0).integers(setting.model_config.vocab_size, size=n, dtype=np.uint32)
+    file = Path(setting.meta["splits"]["train"]["file"]).name
+    dtype = np.dtype(setting.meta["dtype"]).newbyteorder("<")
+    return np.memmap(folder_of(setting.config.dataset) / file, dtype, mode="r")

@@ -2,47 +2,37 @@
 
 python model.py config/dnt_small.py
 python model.py config/dnt_small.py --lns=norm --residual_init=plain
-python model.py config/dnt_small.py --schedule=wsd --plot        # also draws the learning rates: OUT_DIR/lr.png
 python model.py config/dnt_xl.py --plan --gpus=32 --gpu=h100     # memory on each GPU, largest micro batch, days, disk
 python model.py config/dnt_xl.py --plan --gpus=32 --gpu=a800 --mfu=0.45 --optimizer=msgdw
 
---plan and --plot are words without a value.
+--plan is a word without a value.
 """
 
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 
 from configurator import configure
 from layers import rules
 from layers.roles import ROLES
 from model import GPTConfig, Transformer
-from nanodnt.data import folder_of, load_meta
-from nanodnt.files import make_folder
 from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
 from nanodnt.run.errors import reports_errors
-from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
-from nanodnt.tasks import fill_from_dataset, task_of
+from nanodnt.tasks import resolve, task_of
 
 
-def resolve(description: str, *schemas, argv=None) -> tuple:
-    """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an instance of each
-    further schema. Model and optimizer are on the meta device."""
-    (model_config, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
-    config.check()
-    fill_defaults(config)
-    task = task_of(model_config)
-    meta, source = task.placeholder_meta(model_config)
-    if (folder_of(config.dataset) / "meta.json").exists():
-        meta, source = load_meta(config.dataset, verify=False), ""
-    fill_from_dataset(model_config, meta, config.dataset)
-    remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
-    model = task.network().empty(model_config)
+def read_command(argv: list, *schemas) -> tuple:
+    """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an instance of each further
+    schema. Model and optimizer are on the meta device."""
+    (model_config, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=__doc__)
+    _, source = task_of(model_config).placeholder_meta(model_config)
+    meta, model = resolve(model_config, config)
+    stands_in = source and "splits" not in meta
+    remark = f"; {source}, since dataset {config.dataset!r} is not prepared here" if stands_in else ""
     return model, make_optimizer(model, config), config, remark, *others
 
 
@@ -86,11 +76,14 @@ def describe_gains(optimizer) -> list:
     """A line for each weight decay of scale vectors: which have it, and how many tensors those are in all blocks."""
     found = {}
     for group in optimizer.param_groups:
-        for name in group["param_names"] if group["role"] in ("gain_in", "gain_out") else ():
-            place = re.sub(r"blocks\.\d+\.|\bf\.|\.\w+$", "", name)
-            found.setdefault(group["weight_decay"], Counter())[place] += 1
-    named = {decay: ", ".join(f"{place} ({n})" for place, n in its.items()) for decay, its in found.items()}
-    return [f"  gains with decay {decay:g}: {named[decay]}" for decay in sorted(named)]
+        if group["role"] in ("gain_in", "gain_out"):
+            places = [re.sub(r"blocks\.\d+\.|\bf\.|\.\w+$", "", name) for name in group["param_names"]]
+            found.setdefault(group["weight_decay"], Counter()).update(places)
+    lines = []
+    for decay, counts in sorted(found.items()):
+        named = ", ".join(f"{place} ({n})" for place, n in counts.items())
+        lines.append(f"  gains with decay {decay:g}: {named}")
+    return lines
 
 
 def describe_rates(optimizer, config: TrainConfig) -> list:
@@ -106,49 +99,42 @@ def describe_rates(optimizer, config: TrainConfig) -> list:
     return table(rows)
 
 
-def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
-    """Draw the learning rate of each group over all steps into the PNG file `path`; equal ones share a line."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
-    updates = sorted({1 + i * (config.max_iters - 1) // 1000 for i in range(1001)})
-    lines = {}
-    for group in optimizer.param_groups:
-        lines.setdefault(tuple(lr_at(t - 1, config, group) for t in updates), []).append(group["label"])
-    figure = Figure(figsize=(7.6, 4), dpi=160, layout="constrained")
-    axis = figure.subplots()
-    for rates, labels in sorted(lines.items(), key=lambda line: -max(line[0])):
-        axis.plot(updates, rates, label=", ".join(labels), linewidth=1.4)
-    axis.set(xlabel="update", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
-    make_folder(path.parent, "--out_dir")
-    save_figure(figure, path)
-
-
 @reports_errors
 def main() -> None:
     """`python model.py …`."""
-    given = set(sys.argv[1:])
-    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & given else ()
-    argv = [argument for argument in sys.argv[1:] if argument not in ("--plan", "--plot")]
-    model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
+    given = sys.argv[1:]
+    if "--plot" in given:
+        raise ValueError("--plot is gone: the last table has the learning rates; leave it out")
+    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & set(given) else ()
+    argv = [argument for argument in given if argument != "--plan"]
+    model, optimizer, config, remark, *plan = read_command(argv, *schemas)
     lines = [*describe_size(model, remark), *config.source_notes(), ""]
     if "--plan" in given:
-        lines += describe_plan(model, config, *others)
+        lines += describe_plan(model, config, *plan)
     else:
-        lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
-        lines += [*describe_parameters(model, config.input_gains), "", describe_flops(model), ""]
-        lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
-        lines += [describe_groups(optimizer, model), *describe_gains(optimizer), "", *describe_rates(optimizer, config)]
-        lines += [f"note: {note}" for note in notes(config, model)]
+        lines += describe_all(model, optimizer, config)
     print(*lines, sep="\n", flush=True)
-    if "--plot" in given:
-        path = Path(config.out_dir) / "lr.png"
-        draw_rates(optimizer, config, path)
-        print(f"drawn: {path}", flush=True)
+
+
+def describe_all(model: Transformer, optimizer, config: TrainConfig) -> list:
+    """Lines: equations, parameters, FLOPs, memory, groups of the optimizer, learning rates, notes."""
+    return [
+        *describe_network(model),
+        *(f"note: {note}" for note in rules.notes(model.config)),
+        "",
+        *describe_parameters(model, config.input_gains),
+        "",
+        describe_flops(model),
+        "",
+        *describe_memory(model),
+        "activations come on top: --plan counts them",
+        "",
+        describe_groups(optimizer, model),
+        *describe_gains(optimizer),
+        "",
+        *describe_rates(optimizer, config),
+        *(f"note: {note}" for note in notes(config, model)),
+    ]
 
 
 if __name__ == "__main__":

@@ -144,34 +144,47 @@ def describe_network(model: Transformer) -> list:
 
 def number_range(numbers) -> str:
     """Numbers as text: the only one, or "smallest to largest"."""
-    numbers = sorted(set(numbers), key=float)
-    return " to ".join(f"{x:.4g}" for x in (numbers[0], numbers[-1])[: len(numbers)])
+    texts = list(dict.fromkeys(f"{x:.4g}" for x in (min(numbers), max(numbers))))
+    return " to ".join(texts)
+
+
+def initial_values(model: Transformer):
+    """Pairs: the symbol of each learned gain, scalar and bias, and its initial value."""
+    skips = {residual.skip for block in model.blocks for residual in (block.attn, block.mlp)}
+    for module in model.modules():
+        if isinstance(module, Slot):
+            if symbol(module):
+                yield ("ω" if module in skips else symbol(module)), module.init_gain
+            if isinstance(module.alpha, torch.nn.Parameter):
+                yield "α", module.init_alpha
+        if isinstance(module, SigmaReparam):
+            yield "g", 1
+        if getattr(module, "bias", None) is not None:
+            yield "b", 0
+        if getattr(module, "choice_bias", None) is not None:
+            yield "bₑ", 0
 
 
 def describe_symbols(model: Transformer) -> list:
     """A line for each kind of learned gain, scalar and bias, with its initial values."""
-    modules, skips = list(model.modules()), [r.skip for block in model.blocks for r in (block.attn, block.mlp)]
-    slots = [module for module in modules if isinstance(module, Slot)]
-    initial = {"ω": [slot.init_gain for slot in skips if slot.gain is not None]}
-    initial["α"] = [slot.init_alpha for slot in slots if isinstance(slot.alpha, torch.nn.Parameter)]
-    initial["b"] = [0 for module in modules if getattr(module, "bias", None) is not None]
-    initial["bₑ"] = [0 for module in modules if getattr(module, "choice_bias", None) is not None]
-    initial["g"] = [1 for module in modules if isinstance(module, SigmaReparam)]
-    for slot in slots:
-        if slot not in skips:
-            initial.setdefault(symbol(slot), []).append(slot.init_gain)
-    found = {name: number_range(initial[name]) for name in LEGEND if initial.get(name)}
-    return [f"{name}: {LEGEND[name].format(numbers)}" for name, numbers in found.items()]
+    found = {}
+    for name, value in initial_values(model):
+        found.setdefault(name, set()).add(value)
+    return [f"{name}: {text.format(number_range(found[name]))}" for name, text in LEGEND.items() if name in found]
 
 
 def describe_init(model: Transformer) -> list:
     """A line on the initial values of the matrices."""
-    c, factors, parts = model.config, {}, {}  # part of a block: its factors; factors as text: parts
+    c = model.config
+    scales = {}  # of each matrix of a block
     for name, module in model.named_modules():
         if isinstance(module, Linear) and module.init_scale != 1:
-            factors.setdefault(name.split(".")[-1], []).append(module.init_scale)
-    for part, scales in factors.items():
-        parts.setdefault(number_range(scales), []).append(part)
-    cut = " cut off at 2σ" if c.init == "xavier_cut" else ""
-    kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal{cut}, embeddings N(0, {c.init_std:g}²)"
-    return [f"initial weights: {kind}" + "".join(f"; W{', W'.join(p)} times {scale}" for scale, p in parts.items())]
+            scales.setdefault(f"W{name.split('.')[-1]}", set()).add(module.init_scale)
+    kind = f"N(0, {c.init_std:g}²)"
+    if c.init != "normal":
+        cut = " cut off at 2σ" if c.init == "xavier_cut" else ""
+        kind = f"Xavier normal{cut}, embeddings {kind}"
+    texts = {name: number_range(factors) for name, factors in scales.items()}
+    for text in dict.fromkeys(texts.values()):
+        kind += f"; {', '.join(name for name in texts if texts[name] == text)} times {text}"
+    return [f"initial weights: {kind}"]

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +18,11 @@ import torch.distributed as dist
 
 from layers import cores
 from nanodnt.run import signals
-from nanodnt.run.hardware import keep_freed_memory, memory_bytes, unusable_gpu
+from nanodnt.run.hardware import keep_freed_memory, unusable_gpu
 
 MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
 MAX_PORT = 2**16 - 1
-FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Env:
     distributed: bool
     timeout: timedelta | None = None  # a process that has waited this long for another gives up
     control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
-    parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
+    parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
     began: float = field(default_factory=time.perf_counter)
     trained: float = 0.0  # seconds of training since then
@@ -121,6 +121,16 @@ class Env:
         return value
 
 
+class Split(NamedTuple):
+    """How a run is split over its processes."""
+
+    parallel: str  # none, ddp, fsdp
+    keep: bool  # FSDP: every process keeps full weights and gradients during a step
+    micro: int  # sequences, or images, of one micro batch
+    accumulation: int  # micro batches of a step, in each process
+    reason: str  # for the log: why this micro batch
+
+
 def choose_device(name: str, local_rank: int = 0) -> tuple:
     """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the machine lacks it."""
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -160,9 +170,9 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
     return torch.float32, f"auto on {device.type}"
 
 
-def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
-    """(none, ddp or fsdp, reason). `fixed_bytes`: what each process holds under DDP before the first activation.
-    ValueError for a setting that does not fit how the processes were started. All ranks must call it."""
+def possible_parallel(setting: str, env) -> list[str]:
+    """What a run can be under `parallel`: of none, ddp, fsdp, the one with the fewest messages first. ValueError for a
+    setting that does not fit how the processes were started."""
     if env.distributed and setting == "none" and env.world_size > 1:
         raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
     if not env.distributed and setting in ("ddp", "fsdp"):
@@ -170,14 +180,10 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
     if setting == "fsdp" and env.dtype == torch.float16:
         raise ValueError("parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp")
     if setting != "auto":
-        return setting, "as asked"
+        return [setting]
     if not env.distributed:
-        return "none", "auto: one process"
-    if env.device.type != "cuda" or env.dtype == torch.float16:
-        return "ddp", "auto"
-    total = min(env.gather(memory_bytes(env.device)))
-    text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
-    return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
+        return ["none"]
+    return ["ddp"] if env.world_size == 1 or env.dtype == torch.float16 else ["ddp", "fsdp"]
 
 
 @contextmanager

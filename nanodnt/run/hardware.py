@@ -116,11 +116,6 @@ def energy_counters(device: torch.device) -> list:
     return [] if failed else [(used.value / 1e3, math.inf)]
 
 
-def memory_bytes(device: torch.device) -> int:
-    """All memory of a GPU."""
-    return torch.cuda.get_device_properties(device).total_memory
-
-
 def available_bytes(device: torch.device) -> int:
     """Bytes that the tensors of this process can have on a GPU: what it holds, and what is free, less a reserve. Memory
     of other processes, of the CUDA context and of the driver is not free."""

@@ -15,29 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 from layers.linear import Linear
 from layers.roles import BLOCK_ROLES
 from layers.sharding import choose_dim, shard_numel
-from nanodnt.run.hardware import memory_bytes
 
 BUCKET_MB = 100  # of DDP's buckets: to send torch's 25 takes not much more than a message's latency; our choice
-KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weights and gradients in a step: our choice
 
 
-def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
-    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients in a step: if that leaves
-    enough of a GPU's `total` bytes. `dtype`: of matrix products; `fixed_bytes`: see `choose_parallel`."""
-    n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
-    shards = fixed_bytes * padded // (n * shard_size)
-    held = gathered_dtype(model, dtype).itemsize * padded + 4 * n + shards
-    keep = held <= KEPT_SHARE * total
-    times = "once a step" if keep else "by blocks in every micro batch"
-    return keep, f"gathered and reduced {times}: to keep all takes {held / 1e9:.1f} of {total / 1e9:.0f} GB"
-
-
-def choose_kept(model, shard_size: int, env, fixed_bytes: int) -> tuple:
-    """(bool, text): `keep_unsharded` for this run; True on a CPU. All ranks must call it."""
-    if env.device.type != "cuda":
-        return True, "gathered and reduced once a step: not a GPU"
-    total = min(env.gather(memory_bytes(env.device)))
-    return keep_unsharded(model, env.dtype, fixed_bytes, shard_size or env.world_size, total)
+def choose_shard_size(setting: int, processes: int) -> int:
+    """The number of processes that share one copy of the model: `setting`, or all. ValueError for no divisor."""
+    if setting and processes % setting:
+        valid = ", ".join(str(n) for n in range(1, processes + 1) if processes % n == 0)
+        raise ValueError(f"fsdp_shard_size={setting} does not divide the {processes} processes: use one of {valid}")
+    return setting or processes
 
 
 def shard_model(model, shard_size: int, env, keep: bool) -> None:
@@ -52,10 +39,7 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
-    size = shard_size or env.world_size
-    if env.world_size % size:
-        valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
-        raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
+    size = choose_shard_size(shard_size, env.world_size)
     shape = {"replicate": env.world_size // size, "shard": size} if shard_size else {"shard": size}
     mesh = init_device_mesh(env.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
@@ -93,12 +77,6 @@ def own_head(model):
 def padded_numel(params, n: int) -> int:
     """The entries that FSDP2 gathers from n processes, each of which sends as many as the largest shard has."""
     return n * sum(shard_numel(p, n) for p in params)
-
-
-def uneven_experts(model, n: int) -> int:
-    """The number of experts, if they do not divide evenly over n processes, and their rows neither; else 0."""
-    stacks = [p for p in model.parameters() if p.ndim == 3]
-    return model.config.n_expert if any(len(p) % n and not choose_dim(p, n) for p in stacks) else 0
 
 
 def block_matrices(module) -> list:

@@ -13,8 +13,9 @@ a dataset does. To add a task:
 
 from layers.rules import CHOOSES, kind_of
 from model import GPTConfig
-from nanodnt.data import load_meta
+from nanodnt.data import folder_of, load_meta
 from nanodnt.data.meta import DATASET_KINDS
+from nanodnt.optim import fill_defaults
 from nanodnt.tasks.text import Task
 
 # Flags of training that do something for one kind of network only.
@@ -51,6 +52,21 @@ def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
         what = f"dataset {dataset!r} is of {found}, but {flag}={getattr(config, flag)} is for {task.reads}"
         raise ValueError(f"{what}: {fix}, or choose a dataset of {task.reads}")
     task.fill_from_dataset(config, meta, dataset)
+
+
+def resolve(model_config: GPTConfig, config, meta: dict | None = None) -> tuple:
+    """(meta.json of the dataset, the network without storage) of these flags, in which defaults and what the dataset
+    decides are filled in, in place. Without `meta` it is read; of a dataset that is not prepared, GPT-2's vocabulary or
+    ImageNet's images stand in. ValueError for flags that contradict each other or the dataset."""
+    config.check()
+    fill_defaults(config)
+    task = task_of(model_config)
+    if meta is None:
+        prepared = (folder_of(config.dataset) / "meta.json").exists()
+        meta = load_meta(config.dataset, verify=False) if prepared else task.placeholder_meta(model_config)[0]
+    fill_from_dataset(model_config, meta, config.dataset)
+    check_flags(task, config)
+    return meta, task.network().empty(model_config)
 
 
 def open_data(config, model_config: GPTConfig, meta: dict | None = None):

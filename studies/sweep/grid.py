@@ -11,7 +11,7 @@ from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
 from nanodnt.optim import make_optimizer
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import fill_from_dataset, task_of
+from nanodnt.tasks import resolve, task_of
 from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
 
 SET_HERE = {"out_dir": "use --out instead", "seed": "use --seeds instead", "init_from": "leave it out"}
@@ -147,9 +147,8 @@ def follow(files: list, flags: dict, swept=(), tokens_per_param: float = 0.0) ->
         found |= {f"base_{name}": getattr(base, name)} if name in swept and not getattr(base, f"base_{name}") else {}
     if tokens_per_param:
         model_config, config = resolve_configs([*files, *(f"--{name}={x}" for name, x in (found | flags).items())])
-        task = task_of(model_config)
-        fill_from_dataset(model_config, load_meta(config.dataset, verify=False), config.dataset)
-        tokens = tokens_per_param * task.network().empty(model_config).num_params(positions=False)
+        _, model = resolve(model_config, config, load_meta(config.dataset, verify=False))
+        tokens = tokens_per_param * model.num_params(positions=False)
         steps = max(1, round(tokens / (config.batch_size * model_config.block_size)))
         found |= dict(max_iters=steps, lr_decay_iters=steps, warmup_iters=steps // 10, eval_interval=steps)
     return found
@@ -160,12 +159,11 @@ def check_trainable(run: TrainingRun, with_data: bool = True) -> tuple:
     `with_data`, a dataset need not be there."""
     try:
         model_config, config = resolve_configs(run.args)
-        config.check()
-        task = task_of(model_config)
-        meta, left_open = task.placeholder_meta(model_config)
-        meta = load_meta(config.dataset, verify=False) if left_open and with_data else meta
-        fill_from_dataset(model_config, meta, config.dataset)
-        make_optimizer(task.network().empty(model_config), config)
+        meta, left_open = task_of(model_config).placeholder_meta(model_config)
+        if left_open and with_data:
+            meta = load_meta(config.dataset, verify=False)
+        _, model = resolve(model_config, config, meta)
+        make_optimizer(model, config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None

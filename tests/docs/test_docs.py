@@ -14,7 +14,7 @@ import bench
 from configurator import read_flags
 from nanodnt.engine import split_batch
 from nanodnt.optim import describe_groups, make_optimizer
-from nanodnt.plan.__main__ import main, resolve
+from nanodnt.plan.__main__ import main, read_command
 from nanodnt.plan.planning import PlanConfig
 from support.pages import (
     CONFIGS,
@@ -137,7 +137,7 @@ def check_training(argv, processes):
 
 def check_command(command, argv, processes):
     """What the command checks before it reads data: files, flags, their values, the batch over the processes."""
-    argv = [a for a in argv if not a.startswith(("--help", "--plot", *ADDED_BY_README))]
+    argv = [a for a in argv if not a.startswith(("--help", *ADDED_BY_README))]
     if command == "train.py":
         check_training(argv, processes)
     elif command == "model.py":
@@ -189,9 +189,9 @@ def test_commands_and_outputs_are_found():
 def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_path, monkeypatch, capsys):
     """Line by line and in order; a line "…" leaves some out, a line that ends so is cut."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("nanodnt.plan.__main__.folder_of", lambda name: tmp_path)  # as if no dataset were prepared
+    monkeypatch.setattr("nanodnt.tasks.folder_of", lambda name: tmp_path)  # as if no dataset were prepared
     if command == "train.py":  # prints the groups, then needs data
-        model, optimizer, *_ = resolve("", argv=list(arguments))
+        model, optimizer, *_ = read_command(list(arguments))
         printed = describe_groups(optimizer, model)
     else:
         monkeypatch.setattr(sys, "argv", [command, *arguments])

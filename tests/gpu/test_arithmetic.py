@@ -12,9 +12,8 @@ import torch
 from layers.moe import Routes, grouped
 from model import GPTConfig
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.vary import layout_flags
 from nanodnt.engine import prepare_model
-from nanodnt.optim import OPTIMIZERS, RULES, lr_at, make_optimizer
+from nanodnt.optim import OPTIMIZERS, lr_at, make_optimizer
 from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
 from support.devices import bench_setting, on_devices
@@ -25,16 +24,17 @@ SIZES = {
     "cpu": dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=64),
 }
 BLOCK_ROLES = {"cuda": 1536, "cpu": 32}  # of an expert
-MODELS = {  # layouts of nanodnt/bench/vary.py, and further flags
-    "Pre-LN, RMSNorm": ("pre_ln (S1)", {}),
-    "Pre-LN, LayerNorm": ("layernorm", {}),
-    "DNT (S5)": ("S5 (DNT)", {}),
-    "DyT": ("dyt", {}),
-    "LNS, RoPE, SwiGLU": ("lns", dict(pos="rope", mlp="swiglu")),
-    "Post-LN": ("post_ln", {}),
+DNT = dict(qk_norm=True, input_norm=True, mid_norm="both", pre_norm="attn")
+MODELS = {
+    "Pre-LN, RMSNorm": {},
+    "Pre-LN, LayerNorm": dict(norm="layernorm"),
+    "DNT (S5)": DNT,
+    "DyT": dict(norm="dyt"),
+    "LNS, RoPE, SwiGLU": dict(lns="norm", residual_init="plain", pos="rope", mlp="swiglu"),
+    "Post-LN": dict(pre_norm="none", post_norm="both"),
     # all are active: in bf16 another choice, for its rounding alone, would be another function
-    "experts": ("pre_ln (S1)", dict(n_expert=4, n_expert_active=4, n_ff=256, mlp="swiglu")),
-    "DNT (S5), images": ("S5 (DNT)", dict(patch_size=4, image_size=32, channels=3, n_class=10)),
+    "experts": dict(n_expert=4, n_expert_active=4, n_ff=256, mlp="swiglu"),
+    "DNT (S5), images": dict(DNT, patch_size=4, image_size=32, channels=3, n_class=10),
 }
 # Allowed relative errors of a few blocks: of the loss, whose roundings even out over the tokens, and of gradients, in
 # norm.
@@ -44,10 +44,8 @@ OF_FEW = 20  # times more for the loss of images, a mean of so few that their ro
 
 
 def make_setting(device: str, name="Pre-LN, RMSNorm", dtype=torch.float32, **changes) -> Setting:
-    layout, flags = MODELS[name]
-    size = SIZES[device]
-    values = size | layout_flags(layout, GPTConfig(**size)) | flags | changes
-    if "patch_size" in flags:
+    values = SIZES[device] | MODELS[name] | changes
+    if "patch_size" in values:
         values |= dict(vocab_size=0, block_size=GPTConfig.block_size)
     values |= dict(batch_size=2, micro_batch_size=2, data="random", dtype=str(dtype).removeprefix("torch."))
     return bench_setting(Env(0, 1, torch.device(device), dtype, False), **values)
@@ -137,18 +135,6 @@ def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
     assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
 
 
-def test_wrong_gradients_are_seen():
-    """A tenth more, and a NaN."""
-    setting = make_setting("cpu")
-    batch = setting.first_micro_batch()
-    wanted = exact_loss_and_gradients(setting, batch)
-    for factor in (1.1, torch.nan):
-        model = prepare_model(setting.new_model(), setting.config, setting.env)
-        model.blocks[0].mlp.f.up.weight.register_hook(lambda grad, factor=factor: factor * grad)
-        with pytest.raises(AssertionError, match="ffn"):
-            assert_close(loss_and_gradients(model, model, batch), wanted, setting, torch.float32)
-
-
 # --------------------------------------------------------------------------------------------------------- optimizers
 
 SCALES = (1.0, 4.0, 2.0)  # of the gradients of each step, by which the optimizer divides, as it does to clip them
@@ -205,18 +191,6 @@ def test_updates_are_those_of_float64(device, name, dtype, compiled):
     check_updates(name, device, dtype, compiled)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_wrong_updates_are_seen(name, monkeypatch):
-    """An optimizer that does not divide by the scale, and one that takes an infinite gradient."""
-    rule = RULES[name]
-    monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, None, inf)))
-    with pytest.raises(AssertionError):
-        check_updates(name, "cpu", torch.float32)
-    monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, scale, None)))
-    with pytest.raises(AssertionError, match="infinite gradient"):
-        check_updates(name, "cpu", torch.float32)
-
-
 # ------------------------------------------------------------------------------------------------------------ experts
 
 SPREADS = {  # tokens of each expert
@@ -261,14 +235,3 @@ def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
         t.fill_(torch.nan)  # a GPU gives this memory to the next tensors: what a kernel leaves unwritten there shows
     for name, a, b in zip(("output", "x", "weight", "bias"), product(grouped, *given), wanted, strict=False):
         assert relative_error(a, b) <= ALLOWED_PRODUCT[dtype], name
-
-
-@pytest.mark.parametrize("device, way", on_devices(("eager", "compiled"), cpu=("eager",)))
-def test_a_model_of_experts(device, way):
-    """In fp32: in bf16 a token may go to another expert for its rounding alone. Then MODELS has all of them active."""
-    setting = make_setting(device, n_expert=8, n_ff=BLOCK_ROLES[device], mlp="swiglu", compile=True)
-    batch = setting.first_micro_batch()
-    model = prepare_model(setting.new_model(), setting.config, setting.env)
-    call = compile_here(model, setting, batch) if way == "compiled" else model
-    wanted = exact_loss_and_gradients(setting, batch)
-    assert_close(loss_and_gradients(call, model, batch), wanted, setting, torch.float32)

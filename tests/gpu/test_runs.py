@@ -127,5 +127,3 @@ def test_samples(flags, device, tmp_path, capsys):
         assert_same_text(cached, whole, exact)
     here, there = (tokenizer.encode(sampled(capsys, tmp_path / "run", where)) for where in (device, "cpu"))
     assert_same_text(here, there, exact)
-    with pytest.raises(AssertionError, match="the same up to token 40"):
-        assert_same_text(whole[:40] + [(whole[40] + 7) % 50] + whole[41:], whole, exact)

@@ -40,7 +40,7 @@ SCHEMAS = {
     for command, names in SCHEMAS.items()
     if (ROOT / command).exists()
 }
-WORDS = {"--plan", "--plot"}  # of model.py, without a value
+WORDS = {"--plan"}  # of model.py, without a value
 
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:

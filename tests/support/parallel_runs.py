@@ -13,6 +13,7 @@ import torch
 
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import tracking
+from nanodnt.run.environment import Split
 from support.processes import BAD, play
 from support.runs import load
 from support.strikes import spoil_gradients
@@ -102,7 +103,7 @@ REFUSED = {  # name: (flags, message)
     "thirds": (dict(parallel="fsdp", fsdp_shard_size=3), THIRDS),
 }
 IN_BUCKETS = ("nanodnt.run.compilation.choose_blocks", lambda *_: (True, "in buckets, as asked by a test"))
-BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
+BY_BLOCKS = ("nanodnt.start.Split", lambda parallel, keep, *rest: Split(parallel, False, *rest))
 
 
 # ------------------------------------------------------------------------------------------------------------ parts

@@ -74,20 +74,10 @@ def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
     with torch.device("meta"):
         big = nanogpt.NanoGPT(GPTConfig(vocab_size=50257))
         ours = GPT(GPTConfig(vocab_size=50257))
-    assert big.num_params() == 124_373_760  # nanoGPT prints 123.59M, without positions
+    assert sum(p.numel() for p in big.parameters()) == 124_373_760  # nanoGPT prints 123.59M, without positions
     assert big.flops_per_token() == ours.flops_per_token()
     with torch.device("meta"):
         assert len(nanogpt.NanoGPT(GPTConfig(**SIZE | dict(vocab_size=65))).wte.weight) == 65
-
-
-def test_nanogpt_starts_as_published():
-    torch.manual_seed(0)
-    model = nanogpt.NanoGPT(GPTConfig(**SIZE | dict(n_embd=128, n_layer=8, bias=True)))
-    for name, p in model.named_parameters():
-        if p.ndim == 1:
-            assert torch.equal(p, torch.full_like(p, float("ln" in name and name.endswith("weight")))), name
-        else:
-            assert p.std().item() == pytest.approx(0.02 / 4 if "c_proj" in name else 0.02, rel=0.1), name
 
 
 def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
@@ -113,18 +103,10 @@ def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
         assert p.grad is None
 
 
-def test_nanogpt_s_steps_multiply_fp32_in_tf32_on_a_gpu():
-    for device, inside in (("cuda", "high"), ("cpu", "highest")):
-        with nanogpt.nanogpt_settings(torch.device(device)):
-            assert torch.get_float32_matmul_precision() == inside
-            assert torch.backends.cuda.matmul.allow_tf32 == (inside == "high") and torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "highest"
-
-
 def test_nanogpt_s_batches(dataset):
     raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
     torch.manual_seed(0)
-    get_batch = nanogpt.make_get_batch((dataset / "train.bin", np.dtype("<u2")), 5, 16, torch.device("cpu"))
+    get_batch = nanogpt.make_get_batch(np.fromfile(dataset / "train.bin", "<u2"), 5, 16, torch.device("cpu"))
     x, y = get_batch()
     assert x.shape == y.shape == (5, 16) and torch.equal(x[:, 1:], y[:, :-1])
     text = raw.tobytes()

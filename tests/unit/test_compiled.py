@@ -13,13 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from layers import ops
 from layers.ops import gelu, namespace_of, tanh
 from model import GPT, GPTConfig
-from nanodnt.bench import vary
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.compilation import compile_parts
 from nanodnt.run.parallel import block_matrices
 from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
+from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, PARTS, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
 from support.operators import (
     IGNORED,
     Watch,
@@ -133,20 +132,22 @@ def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance, kernels)
 
 
 BRANCHES = {f"lns={where}": dict(lns=where, residual_init="plain") for where in ("branch", "residual", "input")}
-ALL_LAYOUTS = {name: vary.layout_flags(name, GPTConfig(**SIZE | dict(n_layer=4))) for name in vary.LAYOUTS}
+NAMES = (
+    "S1, S5, LNS, dyt, post, Mix-LN, DeepNorm, mid, LN, no norm, LayerScale, SkipInit, sigmaReparam, HG, DP, DNP, OR"
+)
+ALL_LAYOUTS = {name: PARTS[name][0] for name in NAMES.split(", ")}
 ALL_LAYOUTS |= BRANCHES | {"drop_path": dict(S5, drop_path=0.6), "fixup": FIXUP}
 ALL_LAYOUTS["lns_learn"] = dict(lns="norm", lns_learn=True)
 DEPTH = 4  # Mix-LN's first block, and the last one of Post-LN, are kinds of their own
-KINDS = {"mix_ln": 2, "post_ln": 1, "deepnorm": 1}
+KINDS = {"Mix-LN": 2, "post": 1, "DeepNorm": 1}
 
 
-@pytest.mark.parametrize("name", spread(tuple(ALL_LAYOUTS), fast=("mix_ln",)))
+@pytest.mark.parametrize("name", spread(tuple(ALL_LAYOUTS), fast=("Mix-LN",)))
 def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     """Also where a constant differs from block to block, as LNS's factor does."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    flags = ALL_LAYOUTS[name]
-    model = compile_parts(build({k: v for k, v in flags.items() if k != "decay_gains"}, n_layer=DEPTH).train())
+    model = compile_parts(build(ALL_LAYOUTS[name], n_layer=DEPTH).train())
     torch._dynamo.utils.counters.clear()
     for _ in range(2):
         model(*batch())[1].backward()
