@@ -8,6 +8,8 @@ import math
 import statistics
 from itertools import accumulate
 
+import numpy as np
+
 from studies.claims.study import Claim
 
 CLASSES = ("reproduced", "holds", "direction only", "no effect", "contradicted here", "undecided", "cannot judge")
@@ -37,14 +39,14 @@ def pool_variance(losses: list) -> tuple | None:
     arm and seed do not explain (randomised blocks). None for fewer than three arms, and where the arms' losses differ
     in their variance (Brown and Forsythe's test)."""
     k, n = len(losses), min(map(len, losses), default=0)
-    if k < 3 or n < FEWEST or not all(math.isfinite(x) for row in losses for x in row):
+    if k < 3 or n < FEWEST or not np.isfinite(losses).all():
         return None
-    whole, seeds = statistics.mean(map(statistics.mean, losses)), list(map(statistics.mean, zip(*losses, strict=True)))
-    rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
-    if not all(map(any, rest)) or _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
+    if _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
         return None
+    losses = np.array(losses)
+    rest = losses - losses.mean(axis=1, keepdims=True) - losses.mean(axis=0) + losses.mean()
     freedom = (k - 1) * (n - 1)
-    return sum(x * x for row in rest for x in row) / freedom, freedom
+    return float((rest**2).sum()) / freedom, freedom
 
 
 def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | None:
@@ -147,7 +149,7 @@ def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None =
         why = f"{len(values)} of {len(values)} seeds diverged on one side, none on the other"
         return ("undecided" if p >= LEVEL else "holds" if right else "contradicted here"), why
     mean, low, high = interval([toward * value for value in values], pooled)  # + is the claimed sign
-    doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
+    doubt = f"p = {p:.2g} after Holm's correction"
     if claim.expect == "not above":  # better is no objection
         low, high = min(low, 0), min(high, 0)
     inside = -small <= low and high <= small
