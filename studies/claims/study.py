@@ -11,7 +11,6 @@ import runpy
 import traceback
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -108,8 +107,6 @@ def arms_in(numbers) -> list:
 
 def load_study(path: str, measures: set) -> Study:
     """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts itself."""
-    if not Path(path).is_file():
-        raise ValueError(f"claims={path} is not a file: name a claims file, such as config/studies/papers.py")
     try:
         study = runpy.run_path(path).get("study")
     except Exception as error:  # whatever the user's file does wrong

@@ -35,45 +35,6 @@ PUBLISHED = {
     "gains-unified": -0.04,
 }
 
-# The papers' settings, read from their tables once more: {claims whose id begins so: {setting: value}}
-TABLE_5 = dict(init="xavier", schedule="cosine", grad_clip=1.0, dropout=0.0, n_layer=12, n_embd=768, batch_size=480)
-TABLE_5 |= {"block_size": 1024, "max_iters": 200_000, "warm-up / steps": 2000 / 200_000, "dataset": "openwebtext"}
-SGD = TABLE_5 | dict(learning_rate=1.0, optimizer="msgdw", momentum=0.9, weight_decay=1e-4, min_lr=6e-5)
-ADAMW = TABLE_5 | dict(learning_rate=6e-4, optimizer="adamw", beta1=0.9, beta2=0.95, weight_decay=0.1)
-BLOCKWISE = dict(learning_rate=8e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, grad_clip=1.0, schedule="cosine")
-BLOCKWISE |= {"min_lr / rate": 1 / 20, "warm-up / steps": 1000 / 50_000, "tie_weights": False, "mlp": "swiglu"}
-BLOCKWISE |= {"pos": "rope", "norm": "rmsnorm", "FFN width / width": 4096 / 1024, "n_embd": 1024, "batch_size": 480}
-BLOCKWISE |= {"n_layer": 8, "block_size": 1024, "max_iters": 50_000, "dataset": "openwebtext", "decay_gains": "all"}
-BLOCKWISE |= dict(optimizer="adamw", blockwise_start="warmup_end")
-LNS = dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
-LNS |= {"warm-up / steps": 2000 / 20_000, "min_lr / rate": 0.1, "mlp": "swiglu", "norm": "rmsnorm", "n_layer": 12}
-LNS |= dict(n_embd=768, batch_size=512, block_size=256, max_iters=20_000, dataset="c4")
-VIT = dict(learning_rate=0.5, optimizer="msgdw", momentum=0.9, min_lr=1e-8, weight_decay=2e-4, grad_clip=0.0)
-VIT |= {"warm-up / steps": 60 / 150, "schedule": "cosine", "init": "xavier_cut", "label_smoothing": 0.1}
-VIT |= dict(drop_path=0.1, rand_augment=9.0, mixup=0.8, cutmix=1.0, batch_size=1024, n_layer=24, n_embd=1024)
-VIT |= dict(dataset="imagenet1k")
-SMALL = dict(n_layer=12, n_embd=768, batch_size=480, block_size=1024, init="xavier")
-TABLES = {
-    "dnt-common": SGD,
-    "dnt-order": SGD,
-    "dnt-own": SGD,
-    "dnt-gap": TABLE_5,
-    "dnt-par": TABLE_5,
-    "dnt-robust": ADAMW | {"min_lr / rate": 6e-5 / 6e-4},
-    "dnt-leave-out": SMALL
-    | dict(learning_rate=0.3, optimizer="adamw", warmup_iters=0, weight_decay=0, max_iters=30_000),
-    "dnt-muon": SMALL | {"learning_rate": 1e-4, "warm-up / steps": 0.01},
-    "blockwise-loss": BLOCKWISE,
-    "blockwise-own": BLOCKWISE,
-    "blockwise-speed": BLOCKWISE,
-    "lns-variance": LNS | dict(max_iters=10_000),  # Fig. 4
-    "lns-depth": LNS,
-    "lns-loss": LNS,
-    "vdnt-common": VIT | dict(learning_rate=0.1, weight_decay=1e-3, drop_path=0.5, n_layer=32, n_embd=1280),  # Huge
-    "vdnt-gradients": VIT,
-    "vdnt-sgd": VIT,
-}
-
 
 def load(name: str, folder):
     return make_experiment(folder, f"config/studies/{name}.py", judge_only=True)
@@ -104,17 +65,6 @@ def test_the_published_values_are_the_papers(tmp_path):
         else:
             assert claim.effect == pytest.approx(abs(claim.number.published) / 2, rel=1e-3), claim.id
             assert (claim.number.published < 0) == (claim.expect == "below"), claim.id
-
-
-def test_the_protocols_are_the_papers(tmp_path):
-    """Against the tables above, which are read from the papers apart from the claims files."""
-    seen = set()
-    for claim in (claim for name in ("papers", "digits") for claim in load(name, tmp_path).study.claims):
-        for prefix in (prefix for prefix in TABLES if claim.id == prefix or claim.id.startswith(f"{prefix}-")):
-            seen.add(prefix)
-            assert {s.name: s.paper for s in claim.protocol} == pytest.approx(TABLES[prefix]), claim.id
-            assert all(s.source for s in claim.protocol)
-    assert seen == set(TABLES)
 
 
 @pytest.mark.parametrize("name", ["papers", "digits"])

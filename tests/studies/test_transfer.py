@@ -6,11 +6,8 @@ import shlex
 from dataclasses import asdict
 
 import pytest
-import torch
 
 import sweep
-from layers.linear import Linear
-from layers.network import Network
 from layers.scaling import INPUT, WIDTH, multiplier
 from model import GPT, GPTConfig
 from studies.sweep import coordinates, results
@@ -170,46 +167,6 @@ def test_coordinates_in_place_of_runs(base, tmp_path, monkeypatch, capsys):
     verdict, where = capsys.readouterr().out.splitlines()
     assert verdict.startswith("the config: changes that follow n_embd: ") and where == str(path)
     assert "| 2 FFN |" in path.read_text() and verdict in path.read_text()
-
-
-class Line(Network):
-    """8 inputs → n_embd → n_embd → 4 outputs, whose sum is the loss."""
-
-    def __init__(self, config, seed):
-        super().__init__()
-        self.config, d, self.blocks = config, config.n_embd, torch.nn.ModuleList()
-        self.input, self.hidden, self.head = Linear(8, d, "patch"), Linear(d, d, "ffn"), Linear(d, 4, "head")
-        self.init_weights(seed)
-
-    inputs = staticmethod(lambda *batch: batch)
-
-    def forward(self, x, _):
-        second = self.hidden(first := self.input(x))
-        self.parts = dict(input=first, hidden=second, head=self.head(second * (multiplier(self.config, "logits") or 1)))
-        return None, self.parts["head"].sum()
-
-
-THEORY = {("standard", "adamw"): (0, 1, 1.5), ("standard", "msgdw"): (0.5, 1, 2)}
-THEORY |= dict.fromkeys((("mup", "adamw"), ("mup", "msgdw")), (0, 0, 0))
-
-
-@pytest.mark.parametrize("kind, name", THEORY)
-def test_exponents_of_a_linear_network(kind, name, monkeypatch):
-    """Each matrix is trained alone, on one sample: its output changes by η |x|₁ with Adam, by η |dy| |x|² with SGD.
-    `standard` initial weights do not depend on the width."""
-    monkeypatch.setattr(coordinates, "outputs", lambda model, inputs: model(*inputs) and model.parts)
-    config, x = filled(optimizer=name, learning_rate=0.1, weight_decay=0, grad_clip=0), torch.ones(1, 8)
-
-    def check(part, width, seed):
-        model = Line(GPTConfig(n_embd=width, base_n_embd=64, parametrization=kind), seed).requires_grad_(False)
-        getattr(model, part).requires_grad_(True)
-        return coordinates.check_model(model, config, (x, x), 1)
-
-    for part, exponent in zip(("input", "hidden", "head"), THEORY[kind, name], strict=True):
-        by_size = {width: [check(part, width, seed) for seed in range(4)] for width in (64, 128, 256, 512, 1024)}
-        found = coordinates.averages(by_size, "change")[part]
-        assert slope(found) == pytest.approx(exponent, abs=0.05), part
-        assert (name, part) != ("adamw", "input") or found[64] == pytest.approx(0.1 * 8, abs=1e-4)
 
 
 def changes(**flags):
