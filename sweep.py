@@ -25,7 +25,7 @@ from studies.sweep.coordinates import check_coordinates
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
 from studies.sweep.runner import ROOT, Runner, is_finished
-from studies.sweep.transfer import check_large, large_commands, write_transfer
+from studies.sweep.transfer import check_large, large_commands, swept_size, write_transfer
 
 
 @reports_errors
@@ -52,7 +52,8 @@ def main() -> int:
         print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
         finished, code = runner.call_all(runner.finish, {point.run.path.name: (point.run,) for point in points})
     lines, found = write_results(points, finished, folder, sys.argv)
-    lines += write_transfer(found, points[0].flags, folder)
+    if size := swept_size(points[0].flags):
+        lines += write_transfer(found, size, folder)
     if config.for_:
         lines += ["", *large_commands(found, points, config.for_)]
     print("\n".join(lines))

@@ -70,13 +70,12 @@ class Tuned(NamedTuple):  # an arm's settings, and the losses that chose them
 
 def choose_claims(only: str, study) -> list:
     """The claims that `only` names by id or paper, "" for all. ValueError for another name."""
-    names = [name.strip() for name in only.split(",") if name.strip()]
+    names = {name.strip() for name in only.split(",") if name.strip()}
     allowed = {claim.id for claim in study.claims} | {claim.paper for claim in study.claims if claim.paper}
-    for name in names:
-        if name not in allowed:
-            there = ", ".join(sorted(allowed))
-            raise ValueError(f"only={name} is neither a claim nor a paper of the study: it has {there}")
-    return [claim for claim in study.claims if not names or claim.id in names or claim.paper in names]
+    if unknown := names - allowed:
+        there = ", ".join(sorted(allowed))
+        raise ValueError(f"only={unknown.pop()} is neither a claim nor a paper of the study: it has {there}")
+    return [claim for claim in study.claims if not names or {claim.id, claim.paper} & names]
 
 
 def choose_rate(losses: dict) -> tuple:

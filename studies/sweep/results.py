@@ -12,7 +12,7 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
-from studies.sweep.runner import read_origin, read_outcome
+from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -27,8 +27,9 @@ def describe_hardware() -> str:
     return f"{os.cpu_count()} CPU cores, {name}" if device.type == "cpu" else name
 
 
-def find_axis(points: list) -> str | None:
-    """The flag on the x axis: learning_rate if it has several values, else the first whose values are all numbers."""
+def find_axis(points: list) -> str:
+    """The flag on the x axis: the first whose several values are all numbers; without one, or if it has several values
+    too, learning_rate."""
     flags = dict(points[0].flags)
     for point in points:
         for name, value in point.flags.items():
@@ -36,11 +37,11 @@ def find_axis(points: list) -> str | None:
                 float(value)
             except ValueError:
                 flags.pop(name, None)
-    return "learning_rate" if "learning_rate" in flags else next(iter(flags), None)
+    return "learning_rate" if "learning_rate" in flags else next(iter(flags), "learning_rate")
 
 
 def collect(points: list, finished: list) -> dict:
-    """What sweep.json holds: {"axis": flag or None, "seeds": how many there should be, "missing": names of the runs
+    """What sweep.json holds: {"axis": flag, "seeds": how many there should be, "missing": names of the runs
     that are not in `finished`, "curves": {files and values of the other flags: [{x, flags, seed, outcome, loss, run,
     …}]}}."""
     axis, curves, missing = find_axis(points), {}, []
@@ -50,7 +51,7 @@ def collect(points: list, finished: list) -> dict:
             missing.append(name)
             continue
         outcome, loss = read_outcome(point.run.path)
-        x = float(point.flags[axis]) if axis else None
+        x = float(point.flags.get(axis) or resolve_configs(point.run.args)[1].learning_rate)
         row = dict(x=x, flags=point.flags, seed=point.seed, outcome=outcome, loss=loss, run=name)
         rows.append(row | read_origin(point.run.path))
     return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
@@ -59,7 +60,7 @@ def collect(points: list, finished: list) -> dict:
 def by_x(rows: list) -> dict:
     """{x: losses of the seeds, None for a run that diverged}, in the order of x."""
     losses = {}
-    for row in sorted(rows, key=lambda row: (row["x"] or 0, row["seed"])):
+    for row in sorted(rows, key=lambda row: (row["x"], row["seed"])):
         losses.setdefault(row["x"], []).append(row["loss"])
     return losses
 
@@ -67,17 +68,15 @@ def by_x(rows: list) -> dict:
 def summary_rows(found: dict) -> list:
     """The table's rows, head first: each curve's best x, which has the lowest mean among those where all seeds are
     there and none diverged; its spread over the seeds, the runs that diverged, and the mean at each x."""
-    xs = sorted({row["x"] for rows in found["curves"].values() for row in rows if found["axis"]})
-    best_x = [f"best {found['axis']}"] if xs else []
-    lines = [["", *best_x, "loss", "lowest to highest", "diverged", *(f"{x:g}" for x in xs)]]
+    xs = sorted({row["x"] for rows in found["curves"].values() for row in rows})
+    lines = [["", f"best {found['axis']}", "loss", "lowest to highest", "diverged", *(f"{x:g}" for x in xs)]]
     for name, rows in found["curves"].items():
         losses = by_x(rows)
         whole = {x: its for x, its in losses.items() if None not in its and len(its) == found["seeds"]}
-        cells = ["–"] * (len(best_x) + 2)
+        cells = ["–"] * 3
         if whole:
             x, best = min(whole.items(), key=lambda item: statistics.mean(item[1]))
-            cells = [f"{x:g}"] if xs else []
-            cells += [mean_text(best), f"{min(best):.4f} to {max(best):.4f}"]
+            cells = [f"{x:g}", mean_text(best), f"{min(best):.4f} to {max(best):.4f}"]
         cells.append(f"{sum(row['outcome'] == 'diverged' for row in rows)} of {len(rows)}")
         lines.append([name, *cells, *(mean_text(losses.get(x, [])) for x in xs)])
     return lines
@@ -128,16 +127,14 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str) -> None:
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:
-    """Write sweep.json, sweep.md and, where a number is swept, sweep.png; returns (lines for the console, what
-    sweep.json holds)."""
+    """Write sweep.json, sweep.md and sweep.png; returns (lines for the console, what sweep.json holds)."""
     found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)
     write_file(folder / "sweep.md", lambda f: f.write("\n".join(markdown_table(rows)).encode()))
-    if found["axis"]:
-        figure, (axis,) = new_figure(1)
-        losses = {name: by_x(rows) for name, rows in found["curves"].items()}
-        draw_curves(axis, losses, found["axis"], "validation loss, nats")
-        save_figure(figure, folder / "sweep.png")
+    figure, (axis,) = new_figure(1)
+    losses = {name: by_x(rows) for name, rows in found["curves"].items()}
+    draw_curves(axis, losses, found["axis"], "validation loss, nats")
+    save_figure(figure, folder / "sweep.png")
     lines = [f"not finished: {name}" for name in found["missing"]]
     return [*lines, *table(rows), str(folder / "sweep.md")], found

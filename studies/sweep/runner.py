@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
@@ -88,11 +87,8 @@ def is_finished(run: TrainingRun) -> bool:
     if not (run.path / "config.json").exists():
         return False
     model_config, config = resolve_configs(run.args)
-    try:
-        made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-        made = resolve_none(made["model"]) | made["train"]
-    except (ValueError, KeyError):
-        raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
+    made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    made = resolve_none(made["model"]) | made["train"]
     wanted = resolve_none(asdict(model_config)) | asdict(config)
     ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
     names = [name for name in made if name in wanted and name not in ignored]
@@ -195,13 +191,11 @@ class Runner:
         with self.locks.setdefault(run.path, threading.Lock()):
             if is_finished(run):
                 return
-            began = time.perf_counter()
             self.train(run)
-            minutes = (time.perf_counter() - began) / 60
         outcome, loss = read_outcome(run.path)
         self.made.append(run.path.name)
         result = outcome if loss is None else f"loss {loss:.4f}"
-        print(f"{len(self.made)} made: {run.path.name}  {result}  {minutes:.1f} min", flush=True)
+        print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
 
     def train(self, run: TrainingRun) -> None:
         """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if the run diverged."""

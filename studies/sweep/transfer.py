@@ -78,29 +78,24 @@ def transfer_rows(by_name: dict, size: str) -> list:
     return rows
 
 
-def swept_sizes(flags: dict) -> list:
-    """Those of SIZES that have several values, beside learning_rate. `flags`: those with several values, of a run."""
-    return [size for size in SIZES if {size, "learning_rate"} <= flags.keys()]
+def swept_size(flags: dict) -> str | None:
+    """That of SIZES that has several values, beside learning_rate. `flags`: those with several values, of a run."""
+    return next((size for size in SIZES if {size, "learning_rate"} <= flags.keys()), None)
 
 
-def write_transfer(found: dict, flags: dict, folder: Path) -> list:
-    """Write transfer.md if learning rates and a size were swept; returns lines for the console. `flags`: those with
-    several values, of a run."""
-    page, lines = [], []
-    for size in swept_sizes(flags):
-        by_name = {name: curves_of(rows, size) for name, rows in families(found, size).items()}
-        if any(by_name.values()):
-            rows = transfer_rows(by_name, size)
-            page += markdown_table(rows)
-            lines += ["", *table(rows)]
-    if page:
-        write_file(folder / "transfer.md", lambda f: f.write("\n".join(page).encode()))
-    return lines
+def write_transfer(found: dict, size: str, folder: Path) -> list:
+    """Write transfer.md, on a swept size; returns lines for the console."""
+    by_name = {name: curves_of(rows, size) for name, rows in families(found, size).items() if rows}
+    if not by_name:
+        return []
+    rows = transfer_rows(by_name, size)
+    write_file(folder / "transfer.md", lambda f: f.write("\n".join(markdown_table(rows)).encode()))
+    return ["", *table(rows)]
 
 
 def check_large(points: list, large: str) -> None:
     """ValueError unless sizes and learning rates are swept, and all that is swept fits the config `large`."""
-    if not swept_sizes(points[0].flags):
+    if not swept_size(points[0].flags):
         raise ValueError("for needs several values of learning_rate, and of n_embd or n_layer")
     runs = {tuple(large_arguments(point.run, large)): point.run for point in points}
     for words, run in runs.items():
@@ -108,9 +103,9 @@ def check_large(points: list, large: str) -> None:
 
 
 def large_commands(found: dict, points: list, large: str) -> list:
-    """For each family of the first size that is swept: a remark, and the command that trains `large`, config files
+    """For each family of the size that is swept: a remark, and the command that trains `large`, config files
     joined by "+", with the method and the best rate of its largest model."""
-    size, lines = swept_sizes(points[0].flags)[0], []
+    size, lines = swept_size(points[0].flags), []
     runs = {point.run.path.name: point.run for point in points}
     for name, rows in families(found, size).items():
         curves = curves_of(rows, size)
