@@ -63,9 +63,10 @@ def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | 
     def above(limit: float) -> float:  # of a mean at `limit`, the chance of one as high as ours
         return float(_stats().t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
 
-    if claim.expect in ("equal", "not above"):
-        low = above(-claim.effect) if claim.expect == "equal" else 0.0
-        return max(1 - above(claim.effect), low)
+    if claim.expect == "equal":
+        return max(1 - above(claim.effect), above(-claim.effect))
+    if claim.expect == "not above":
+        return 1 - above(claim.effect)
     return min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
 
 
@@ -143,16 +144,16 @@ def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None =
         diverged = sum(not math.isfinite(v) for v in values)
         few = f"{len(values)} seeds have no interval"
         return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else few
-    toward, published, small = claim.toward, claim.number.published, claim.effect
+    published, small = claim.number.published, claim.effect
     if all_diverged(values):
-        right = claim.expect != "equal" and toward * values[0] > 0
-        why = f"{len(values)} of {len(values)} seeds diverged on one side, none on the other"
-        return ("undecided" if p >= LEVEL else "holds" if right else "contradicted here"), why
-    mean, low, high = interval([toward * value for value in values], pooled)  # + is the claimed sign
-    doubt = f"p = {p:.2g} after Holm's correction"
+        mean = low = high = claim.toward * values[0]
+        published = None
+    else:
+        mean, low, high = interval([claim.toward * value for value in values], pooled)  # + is the claimed sign
     if claim.expect == "not above":  # better is no objection
         low, high = min(low, 0), min(high, 0)
     inside = -small <= low and high <= small
+    doubt = f"p = {p:.2g} after Holm's correction"
     if claim.expect in ("equal", "not above"):
         if inside and p < LEVEL:
             return "reproduced" if claim.paper else "holds", ""
