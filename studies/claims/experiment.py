@@ -213,7 +213,7 @@ class Experiment:
             tuned = self.tune(arm)
             near = [its for lr, its in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
             if claim.number.measure != "loss" or not near:
-                near = [self.measure(claim.number.measure, [self.reported(arm, s) for s in TUNING_SEEDS])]
+                near = [self.measure(claim.number.measure, self.reported(arm, TUNING_SEEDS))]
             pairs += [its for its in near if None not in its]
         spread = math.sqrt(sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs)))
         spread *= math.sqrt(squared_weights(claim.number.value))
@@ -233,10 +233,9 @@ class Experiment:
                     n = max(n, min(planned, FEWEST))
         return list(SEEDS[:n])
 
-    def reported(self, name: str, seed: int) -> TrainingRun:
-        """The run of an arm, as it was tuned, with a seed."""
-        tuned = self.tune(name)
-        return self.run_of(name, tuned.lr, seed, tuned.files)
+    def reported(self, name: str, seeds) -> list:
+        """The runs of an arm, as it was tuned, with these seeds."""
+        return [self.run_of(name, self.tune(name).lr, seed, self.tune(name).files) for seed in seeds]
 
     def values(self, number, seeds=None) -> list:
         """A `Number` seed by seed, of these seeds or of those that all its arms have: infinite where the loss of one
@@ -248,7 +247,7 @@ class Experiment:
         for sign, name in parts:
             tells = number.measure == "loss" and (len(parts) == 2 or self.study.arms[name].times != 1)
             diverged = math.inf if tells else math.nan
-            for i, value in enumerate(self.measure(number.measure, [self.reported(name, seed) for seed in seeds])):
+            for i, value in enumerate(self.measure(number.measure, self.reported(name, seeds))):
                 totals[i] += sign * (diverged if value is None else value)
         return totals
 
@@ -295,8 +294,8 @@ class Experiment:
         self.plan(claim.id)
         runs = {}
         for number in claim.numbers:
-            arms = [(name, self.seeds_of(name, [claim])) for name in arms_in([number])]
-            runs[number] = [self.reported(name, seed) for name, seeds in arms for seed in seeds]
+            arms = arms_in([number])
+            runs[number] = [run for name in arms for run in self.reported(name, self.seeds_of(name, [claim]))]
         self.measure("loss", list({run.path: run for its in runs.values() for run in its}.values()))
         for number in claim.numbers:
             self.measure(number.measure, runs[number])
@@ -308,7 +307,7 @@ class Experiment:
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
                     if not claim.cannot and not claim.seeds:
-                        self.measure(claim.number.measure, [self.reported(name, seed) for seed in TUNING_SEEDS])
+                        self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
             try:
                 self.settle(claim)
             except MissingRun:
@@ -384,8 +383,7 @@ class Experiment:
         losses = []
         for name in arms_in(number for number in values if number.measure == measure):
             if len(self.seeds_of(name)) >= len(primary):
-                runs = [self.reported(name, seed) for seed in SEEDS[: len(primary)]]
-                losses.append(self.measure(measure, runs))
+                losses.append(self.measure(measure, self.reported(name, SEEDS[: len(primary)])))
         pooled = pool_variance([its for its in losses if None not in its])
         if pooled is None or not all(map(math.isfinite, primary)):
             return None

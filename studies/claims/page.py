@@ -115,7 +115,7 @@ def arm_table(names: list, experiment: Experiment) -> list:
     rows = [["arm", "files and flags", "learning rate (losses with the tuning seeds)", "validation loss by seed"]]
     for name in names:
         base, files = experiment.study.arms[name].base, experiment.tune(name).files
-        runs = [experiment.reported(name, seed) for seed in experiment.seeds_of(name)]
+        runs = experiment.reported(name, experiment.seeds_of(name))
         losses = "–"
         with suppress(MissingRun):
             losses = ", ".join(map(format_loss, experiment.measure("loss", runs)))
@@ -168,8 +168,8 @@ def find_curves(experiment: Experiment) -> dict:
         for other in arms:
             if arms[other].of and arms[other][:2] == arm[:2]:
                 with suppress(MissingRun):
-                    runs = [experiment.reported(other, seed) for seed in TUNING_SEEDS]
-                    tried[experiment.tune(other).lr] = experiment.measure("loss", runs)
+                    losses = experiment.measure("loss", experiment.reported(other, TUNING_SEEDS))
+                    tried[experiment.tune(other).lr] = losses
         config = resolve_configs(experiment.run_of(name, None, TUNING_SEEDS[0]).args)[1]
         curves.setdefault(f"{arm.base}, {config.optimizer}", {})[name] = dict(sorted(tried.items()))
     return curves

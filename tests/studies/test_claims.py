@@ -137,7 +137,7 @@ def test_large_studies_run_the_papers_own_configurations(name, study, tmp_path, 
     monkeypatch.setattr(made, "measure", lambda measure, run: pytest.fail("tunes a rate"))
     words = OWN[name][-1 if study == "xl" else 0].format(s="small" if study == "large" else "xl").split()
     own = [word if word.startswith("--") else f"config/{word}.py" for word in words]
-    found, expected = (resolved(TrainingRun(tmp_path, tuple(args))) for args in (made.reported(name, 1).args, own))
+    found, expected = (resolved(TrainingRun(tmp_path, tuple(args))) for args in (made.reported(name, [1])[0].args, own))
     changes = dict(seed=1, keep_every=found[1].keep_every)
     if "8 ×" in name:
         changes["min_lr"] = found[1].min_lr  # of the rate, or the config's
