@@ -171,6 +171,10 @@ class Experiment:
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
         return run
 
+    def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> tuple:
+        """(GPTConfig, TrainConfig) of an arm's runs."""
+        return resolve_configs(self.run_of(name, lr, TUNING_SEEDS[0], files).args)
+
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files: given, of another arm, or found by `find_rate`, for each of its `tries`.
         Trains what it needs, or MissingRun."""
@@ -178,7 +182,7 @@ class Experiment:
         if arm.of or arm.lr is not None or not self.study.tuned:
             lr = self.tune(arm.of).lr if arm.of else arm.lr
             if lr is None and arm.times != 1:  # of what its config files set
-                lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEEDS[0]).args)[1].learning_rate
+                lr = self.configs_of(arm.of)[1].learning_rate
             return Tuned(lr and lr * arm.times, arm.files)
         tuned, variants = {}, {}
         for more in arm.tries or ("",):
@@ -190,7 +194,7 @@ class Experiment:
     def find_rate(self, name: str, files: str) -> Tuned:
         """The best learning rate of an arm with these files, by `choose_rate`: factors of two around that of the files,
         on the mean of the tuning seeds."""
-        middle = resolve_configs(self.run_of(name, None, TUNING_SEEDS[0], files).args)[1].learning_rate
+        middle = self.configs_of(name, files=files)[1].learning_rate
         wanted, tried, best = [-1, 0, 1], {}, None
         while best is None and max(map(abs, wanted)) <= MOST_DOUBLINGS:
             runs = [self.run_of(name, middle * 2.0**k, seed, files) for seed in TUNING_SEEDS for k in wanted]
@@ -261,8 +265,7 @@ class Experiment:
         for claim in self.chosen:
             self.protocol(claim)
         names = arms_in(number for claim in self.chosen for number in claim.numbers)
-        runs = {self.run_of(name, None, TUNING_SEEDS[0]) for name in names}
-        for dataset in {resolve_configs(run.args)[1].dataset for run in runs}:
+        for dataset in {self.configs_of(name)[1].dataset for name in names}:
             load_meta(dataset)
 
     def protocol(self, claim) -> list:
@@ -272,7 +275,7 @@ class Experiment:
             arm = self.study.arms[name]
             given = self.study.arms[arm.of] if arm.of else arm
             lr = given.lr and given.lr * arm.times
-            model_config, config = resolve_configs(self.run_of(name, lr, TUNING_SEEDS[0]).args)
+            model_config, config = self.configs_of(name, lr)
             tuned = self.study.tuned and lr is None
             if tuned and arm.floor and "min_lr" not in arm.files:
                 config.min_lr = config.learning_rate * arm.floor

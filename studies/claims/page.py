@@ -11,7 +11,7 @@ from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment, MissingRu
 from studies.claims.judge import CLASSES, FEWEST, interval
 from studies.claims.study import arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
-from studies.sweep.runner import ROOT, resolve_configs
+from studies.sweep.runner import ROOT
 
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = """# {title}
@@ -170,8 +170,8 @@ def find_curves(experiment: Experiment) -> dict:
                 with suppress(MissingRun):
                     losses = experiment.measure("loss", experiment.reported(other, TUNING_SEEDS))
                     tried[experiment.tune(other).lr] = losses
-        config = resolve_configs(experiment.run_of(name, None, TUNING_SEEDS[0]).args)[1]
-        curves.setdefault(f"{arm.base}, {config.optimizer}", {})[name] = dict(sorted(tried.items()))
+        optimizer = experiment.configs_of(name)[1].optimizer
+        curves.setdefault(f"{arm.base}, {optimizer}", {})[name] = dict(sorted(tried.items()))
     return curves
 
 

@@ -87,8 +87,8 @@ class Study(NamedTuple):
 
 def split_value(value: str) -> list:
     """[(sign, arm)] of "A - B + C"."""
-    words = re.split(r" ([+-]) ", value)
-    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+    words = re.findall(r"([+-]) (.+?)(?= [+-] |$)", f"+ {value}")
+    return [(-1 if sign == "-" else 1, arm) for sign, arm in words]
 
 
 def squared_weights(value: str) -> int:
@@ -167,5 +167,7 @@ def compare_protocol(claim: Claim, settings: list) -> list:
 
 def is_same(a, b) -> bool:
     """Whether two settings are equal; of numbers, up to rounding."""
-    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)]
-    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) if all(numbers) else a == b
+    try:
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+    except TypeError:
+        return a == b

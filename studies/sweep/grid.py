@@ -46,9 +46,10 @@ class SweepConfig:
 
     def list_seeds(self) -> list:
         """The seeds. ValueError if the text names none, or one twice."""
-        numbers = [int(part) for part in self.seeds.split(",") if part.isdecimal()]
+        parts = [part.strip() for part in self.seeds.split(",") if part.strip()]
+        numbers = [int(part) for part in parts if part.isdecimal()]
         seeds = numbers if "," in self.seeds else range(1, sum(numbers) + 1)
-        if not 1 <= len(seeds) <= 100 or len(set(seeds)) < len(seeds):
+        if len(numbers) < len(parts) or not 1 <= len(seeds) <= 100 or len(set(seeds)) < len(seeds):
             allowed = "a number n to 100, for seeds 1 to n, or a list of different seeds: 0,5 (of one: 7,)"
             raise ValueError(f"seeds={self.seeds} must be {allowed}")
         return list(seeds)

@@ -16,7 +16,7 @@ from studies.sweep.grid import SweepConfig
 from studies.sweep.results import collect, find_axis, summary_rows
 from studies.sweep.runner import Runner, make_run
 from support.claims import in_process, points_of
-from support.runs import ROOT, call, column
+from support.runs import call, column
 
 
 def test_every_combination_once_in_order(base):
@@ -35,7 +35,7 @@ def test_every_combination_once_in_order(base):
 def test_seeds_are_a_number_or_a_list():
     for text, seeds in (("3", [1, 2, 3]), ("0,5", [0, 5]), ("7,", [7]), ("1", [1])):
         assert SweepConfig(seeds=text).list_seeds() == seeds
-    for text in ("0", "", ",", "a", "-1", "1,1", "1,01", "1.5", "101"):
+    for text in ("0", ",", "a", "1,a", "1,01", "1.5", "101"):
         with pytest.raises(ValueError, match="seeds="):
             SweepConfig(seeds=text).list_seeds()
 
@@ -59,8 +59,6 @@ def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     assert without.run.args[0] == str(mine) and without.files == ""
     assert point.run.args[:2] == (str(mine), "config/dnt/s5.py")  # of the repository, where it is not here
     assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(other)
-    monkeypatch.chdir(ROOT / "config")
-    assert points_of(base, "--files=dnt/s1.py")[0].files == "config/dnt/s1.py"
 
 
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
