@@ -150,10 +150,10 @@ def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None =
         published = None
     else:
         mean, low, high = interval([claim.toward * value for value in values], pooled)  # + is the claimed sign
+    doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
     if claim.expect == "not above":  # better is no objection
         low, high = min(low, 0), min(high, 0)
     inside = -small <= low and high <= small
-    doubt = f"p = {p:.2g} after Holm's correction"
     if claim.expect in ("equal", "not above"):
         if inside and p < LEVEL:
             return "reproduced" if claim.paper else "holds", ""

@@ -111,16 +111,6 @@ def test_the_page_and_the_figure(whole, claims):
 
 
 @pytest.mark.deep
-def test_started_again_it_trains_nothing(whole, claims, monkeypatch):
-    page = (whole / "results" / "made_up.md").read_text()
-    kept = {path: path.stat().st_mtime_ns for path in (whole / "out").rglob("*") if path.is_file()}
-    monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
-    assert call(claims, whole, WELL) == 0
-    assert kept == {path: path.stat().st_mtime_ns for path in (whole / "out").rglob("*") if path.is_file()}
-    assert (whole / "results" / "made_up.md").read_text() == page
-
-
-@pytest.mark.deep
 def test_judging_alone_needs_the_record_and_nothing_else(whole, claims, tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
     (tmp_path / "results" / "made_up").mkdir(parents=True)
