@@ -2,7 +2,7 @@
 
 python reproduce.py                                    # the papers' claims on language models: hours on CPU cores
 python reproduce.py --claims=config/studies/digits.py  # those on images, on handwritten digits: an hour
-python reproduce.py --claims=my_claims.py --dry_run    # yours: how many runs and hours; docs/claims.md shows how
+python reproduce.py --claims=my_claims.py --dry_run    # yours: how many runs, and their commands; see docs/claims.md
 python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
 python reproduce.py --judge_only                       # no run: verdicts, page and figures from the committed record
 
@@ -19,7 +19,6 @@ import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 from configurator import configure
 from nanodnt.run.errors import reports_errors
 from studies.claims.experiment import Experiment, ReproduceConfig
-from studies.claims.forecast import forecast
 from studies.claims.page import write_page
 
 
@@ -28,25 +27,17 @@ def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
     from scipy import stats  # noqa: F401  # verdicts need it: if it is missing, fail before the runs
 
-    experiment, code = Experiment(config), 0
+    experiment = Experiment(config)
     if config.judge_only and not experiment.record.runs:
         raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")
+    code = 0
     if not config.judge_only:
         experiment.check()
-    if config.dry_run:
-        print(*forecast(experiment), *map(experiment.runner.command, experiment.missing.values()), sep="\n")
-        return 0
-    if not config.judge_only:
-        for tasks, function in (
-            (experiment.tuning_tasks, experiment.prepare),
-            (experiment.reporting_tasks, experiment.finish),
-        ):
-            with experiment.only_reading():  # seeds are counted from what is recorded by now
-                found = tasks()
-            code = max(code, experiment.runner.call_all(function, found)[1])
-            if code > 128:  # a signal
-                return code
-    if experiment.record.runs:
+        if config.dry_run:
+            print("\n".join(experiment.forecast()))
+            return 0
+        code = experiment.train()
+    if code <= 128 and experiment.record.runs:  # above it, a signal
         print(write_page(experiment))
     return code
 

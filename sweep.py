@@ -10,7 +10,7 @@ A flag of train.py may have several values, separated by commas. min_lr is a ten
 unless you give it too. Kill it at any time and start it again: finished runs stay, and an unfinished one goes on from
 its last checkpoint. A run that fails is reported, and the others go on. The folder --out gets sweep.json with every
 result, sweep.md with a table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png;
-over sizes also transfer.md and transfer.png, and with --coordinates coordinates.md and coordinates.png.
+over sizes also transfer.md, and with --coordinates only coordinates.md.
 """
 
 import sys
@@ -24,8 +24,8 @@ from nanodnt.run.errors import reports_errors
 from studies.sweep.coordinates import check_coordinates
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
-from studies.sweep.runner import ROOT, Runner
-from studies.sweep.transfer import check_large, large_commands, write_transfer
+from studies.sweep.runner import ROOT, Runner, is_finished
+from studies.sweep.transfer import check_large, large_commands, swept_size, write_transfer
 
 
 @reports_errors
@@ -46,13 +46,14 @@ def main() -> int:
         print("\n".join(runner.command(point.run) for point in points))
         return 0
     make_folder(folder, "--out")
-    runner.expected = sum(not (point.run.path / "done.json").exists() for point in points)
-    if not config.collect:
-        print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")
-    runs = {point.run.path.name: (point.run, not config.collect) for point in points}
-    finished, code = runner.call_all(runner.finish, runs)
+    if config.collect:
+        finished, code = [point.run.path.name for point in points if is_finished(point.run)], 0
+    else:
+        print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
+        finished, code = runner.call_all(runner.finish, {point.run.path.name: (point.run,) for point in points})
     lines, found = write_results(points, finished, folder, sys.argv)
-    lines += write_transfer(found, folder)
+    if size := swept_size(points[0].flags):
+        lines += write_transfer(found, size, folder)
     if config.for_:
         lines += ["", *large_commands(found, points, config.for_)]
     print("\n".join(lines))

@@ -8,6 +8,8 @@ import math
 import statistics
 from itertools import accumulate
 
+import numpy as np
+
 from studies.claims.study import Claim
 
 CLASSES = ("reproduced", "holds", "direction only", "no effect", "contradicted here", "undecided", "cannot judge")
@@ -37,14 +39,14 @@ def pool_variance(losses: list) -> tuple | None:
     arm and seed do not explain (randomised blocks). None for fewer than three arms, and where the arms' losses differ
     in their variance (Brown and Forsythe's test)."""
     k, n = len(losses), min(map(len, losses), default=0)
-    if k < 3 or n < FEWEST or not all(math.isfinite(x) for row in losses for x in row):
+    if k < 3 or n < FEWEST or not np.isfinite(losses).all():
         return None
-    whole, seeds = statistics.mean(map(statistics.mean, losses)), list(map(statistics.mean, zip(*losses, strict=True)))
-    rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
-    if not all(map(any, rest)) or _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
+    if _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
         return None
+    losses = np.array(losses)
+    rest = losses - losses.mean(axis=1, keepdims=True) - losses.mean(axis=0) + losses.mean()
     freedom = (k - 1) * (n - 1)
-    return sum(x * x for row in rest for x in row) / freedom, freedom
+    return float((rest**2).sum()) / freedom, freedom
 
 
 def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | None:
@@ -61,9 +63,10 @@ def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | 
     def above(limit: float) -> float:  # of a mean at `limit`, the chance of one as high as ours
         return float(_stats().t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
 
-    if claim.expect in ("equal", "not above"):
-        low = above(-claim.effect) if claim.expect == "equal" else 0.0
-        return max(1 - above(claim.effect), low)
+    if claim.expect == "equal":
+        return max(1 - above(claim.effect), above(-claim.effect))
+    if claim.expect == "not above":
+        return 1 - above(claim.effect)
     return min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
 
 
@@ -141,12 +144,12 @@ def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None =
         diverged = sum(not math.isfinite(v) for v in values)
         few = f"{len(values)} seeds have no interval"
         return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else few
-    toward, published, small = claim.toward, claim.number.published, claim.effect
+    published, small = claim.number.published, claim.effect
     if all_diverged(values):
-        right = claim.expect != "equal" and toward * values[0] > 0
-        why = f"{len(values)} of {len(values)} seeds diverged on one side, none on the other"
-        return ("undecided" if p >= LEVEL else "holds" if right else "contradicted here"), why
-    mean, low, high = interval([toward * value for value in values], pooled)  # + is the claimed sign
+        mean = low = high = claim.toward * values[0]
+        published = None
+    else:
+        mean, low, high = interval([claim.toward * value for value in values], pooled)  # + is the claimed sign
     doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
     if claim.expect == "not above":  # better is no objection
         low, high = min(low, 0), min(high, 0)

@@ -45,23 +45,27 @@ def measured(path: Path, figure: str, name: str = "last.pt") -> dict:
 def steps_of(path: Path) -> list:
     """The steps of the checkpoints step_N.pt. ValueError if none was kept."""
     if not (steps := list(kept_steps(path))):
-        raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
+        raise ValueError(f"{path} has kept no checkpoints: give its arm keep=True, and remove it to train it again")
     return steps
 
 
+def early_checkpoint(path: Path) -> str:
+    """The first one after warm-up."""
+    warmup = open_run(path).train_config["warmup_iters"]
+    return f"step_{next(step for step in steps_of(path) if step >= warmup)}.pt"
+
+
 def mean_log_tail(path: Path, what: str) -> float:
-    """The mean log10 of a statistic of the gradient entries at the first checkpoint after warm-up: of q, k, v, o, w1,
-    w2, each with all layers in one."""
-    early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
-    tails = measured(path, "gradients", f"step_{early}.pt")["types"].values()
+    """The mean log10 of a statistic of the gradient entries after warm-up: of q, k, v, o, w1, w2, each with all layers
+    in one."""
+    tails = measured(path, "gradients", early_checkpoint(path))["types"].values()
     return statistics.mean(math.log10(tail[what]) for tail in tails)
 
 
 def mean_log_kurtosis(path: Path) -> float:
     """The mean over all matrices of the blocks, each by itself, of the log10 of the kurtosis of its gradient entries,
-    at the first checkpoint after warm-up."""
-    early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
-    model, batches, _ = probe(path, TOKENS["gradients"], f"step_{early}.pt")
+    after warm-up."""
+    model, batches, _ = probe(path, TOKENS["gradients"], early_checkpoint(path))
     found = gradients.compute_gradients(model, batches)
     tails = (gradients.tail_statistics(found[name]) for name in gradients.matrix_types(model))
     return statistics.mean(math.log10(tail["kurtosis"]) for tail in tails)

@@ -10,7 +10,7 @@ import re
 import runpy
 import traceback
 from collections import Counter
-from pathlib import Path
+from dataclasses import asdict
 from typing import NamedTuple
 
 
@@ -85,20 +85,10 @@ class Study(NamedTuple):
     others: dict = {}  # {paper: [(who and where, what they did and found, "+", "−" or "0")]}
 
 
-# Settings that are shares of others, so that they can be the paper's in a shorter run
-SHARES = {
-    "warm-up / steps": lambda model_config, config: config.warmup_iters / config.max_iters,
-    "min_lr / rate": lambda model_config, config: config.min_lr / config.learning_rate,
-    "FFN width / width": lambda model_config, config: (
-        (model_config.n_ff or 4 * model_config.n_embd) / model_config.n_embd
-    ),
-}
-
-
 def split_value(value: str) -> list:
     """[(sign, arm)] of "A - B + C"."""
-    words = re.split(r" ([+-]) ", value)
-    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+    words = re.findall(r"([+-]) (.+?)(?= [+-] |$)", f"+ {value}")
+    return [(-1 if sign == "-" else 1, arm) for sign, arm in words]
 
 
 def squared_weights(value: str) -> int:
@@ -117,65 +107,67 @@ def arms_in(numbers) -> list:
 
 def load_study(path: str, measures: set) -> Study:
     """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts itself."""
-    study = problem = None
-    if not Path(path).is_file():
-        problem = f"claims={path} is not a file: name a claims file, such as config/studies/papers.py"
-    else:
-        try:
-            study = runpy.run_path(path).get("study")
-        except Exception as error:  # whatever the user's file does wrong
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-            line = getattr(error, "lineno", None) or (lines or ["?"])[-1]
-            problem = f"{path}, line {line}: {type(error).__name__}: {error}"
-    if not problem and not isinstance(study, Study):
-        problem = f"{path} has no `study = Study(…)`: docs/claims.md shows one"
-    if problem := problem or next((f"{path}: {found}" for found in find_problems(study, measures)), None):
-        raise ValueError(problem)
+    try:
+        study = runpy.run_path(path).get("study")
+    except Exception as error:  # whatever the user's file does wrong
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = lines[-1] if lines else getattr(error, "lineno", "?")
+        raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
+    if not isinstance(study, Study):
+        raise ValueError(f"{path} has no `study = Study(…)`: docs/claims.md shows one")
+    for problem in find_problems(study, measures):
+        raise ValueError(f"{path}: {problem}")
     return study
 
 
 def find_problems(study: Study, measures: set):
     """What contradicts itself in a study, each in one line."""
-    ids = [claim.id for claim in study.claims]
-    yield from (f"two claims have the id {name}" for name in {name for name in ids if ids.count(name) > 1})
+    names = []  # (where, what is named there, what is allowed)
     for name, arm in study.arms.items():
-        if arm.base not in study.bases:
-            yield f"arm {name!r} has the base {arm.base!r}: the study has {', '.join(study.bases)}"
-        if arm.of and arm.of not in study.arms:
-            yield f"arm {name!r} takes the rate of {arm.of!r}, which is no arm"
+        names.append((f"base of arm {name!r}", arm.base, study.bases))
+        if arm.of:
+            names.append((f"of of arm {name!r}", arm.of, study.arms))
     for claim in study.claims:
-        if unknown := [name for name in arms_in(claim.numbers) if name not in study.arms]:
-            yield f"claim {claim.id}: {unknown[0]!r} is no arm of the study; arms are joined by ' - ' or ' + '"
-        if unknown := [number.measure for number in claim.numbers if number.measure not in measures]:
-            yield f"claim {claim.id}: no measure is called {unknown[0]!r}: there are {', '.join(sorted(measures))}"
-        if claim.expect not in (kinds := ("below", "above", "equal", "not above")):
-            yield f"claim {claim.id}: expect={claim.expect!r} is not one of {', '.join(kinds)}"
-        elif claim.smallest is None and not claim.number.published or not claim.effect > 0:
-            yield f"claim {claim.id}: smallest, the smallest effect that matters, must be a number above 0"
+        where = f"claim {claim.id}"
+        if not claim.number.published and claim.smallest is None or claim.effect <= 0:
+            yield f"{where}: smallest, the smallest effect that matters, must be a number above 0"
+        names.append((f"expect of {where}", claim.expect, ("below", "above", "equal", "not above")))
+        names += [(f"an arm of {where}", name, study.arms) for name in arms_in(claim.numbers)]
+        names += [(f"a measure of {where}", number.measure, measures) for number in claim.numbers]
+    for where, name, allowed in names:
+        if name not in allowed:
+            yield f"{where}: {name!r} is not one of {', '.join(sorted(allowed))}"
+    if len({claim.id for claim in study.claims}) < len(study.claims):
+        yield "two claims have one id"
 
 
-def compare_protocol(claim: Claim, configs: list) -> list:
-    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these (GPTConfig,
-    TrainConfig, where the rate is from or "": the flags). ValueError where ours is another and no reason is given."""
+def settings_of(model_config, config) -> dict:
+    """{name in a protocol: value}: the flags, and what is a share of another flag, so that it can be the paper's in a
+    shorter run."""
+    shares = {
+        "warm-up / steps": config.warmup_iters / config.max_iters,
+        "min_lr / rate": config.min_lr / config.learning_rate,
+        "FFN width / width": (model_config.n_ff or 4 * model_config.n_embd) / model_config.n_embd,
+    }
+    return asdict(model_config) | asdict(config) | shares
+
+
+def compare_protocol(claim: Claim, settings: list) -> list:
+    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these settings. ValueError
+    where ours is another and no reason is given."""
     rows = []
-    for setting in claim.protocol:
-        values = []
-        for model_config, config, rate_from in configs:
-            if setting.name == "learning_rate" and rate_from:
-                values.append(rate_from)
-            elif setting.name in SHARES:
-                values.append(SHARES[setting.name](model_config, config))
-            else:
-                part = model_config if hasattr(model_config, setting.name) else config
-                values.append(getattr(part, setting.name))
-        if not setting.why and (other := [value for value in values if not is_same(value, setting.paper)]):
-            what = f"claim {claim.id}: {setting.name} is {other[0]!r}, and {setting.paper!r} in the paper"
-            raise ValueError(f"{what} ({setting.source}): give the arms the paper's value, or the setting a reason")
-        rows.append((setting.name, setting.paper, setting.source, list(dict.fromkeys(values)), setting.why))
+    for name, paper, source, why in claim.protocol:
+        values = [its.get(name) for its in settings]
+        if not why and (others := [value for value in values if not is_same(value, paper)]):
+            problem = f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper ({source})"
+            raise ValueError(f"{problem}: give the arms the paper's value, or the setting a reason")
+        rows.append((name, paper, source, list(dict.fromkeys(values)), why))
     return rows
 
 
 def is_same(a, b) -> bool:
     """Whether two settings are equal; of numbers, up to rounding."""
-    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)]
-    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) if all(numbers) else a == b
+    try:
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+    except TypeError:
+        return a == b

@@ -16,13 +16,11 @@ from model import Transformer
 from nanodnt.engine import Trainer, training_step
 from nanodnt.files import make_folder, write_file
 from nanodnt.optim import make_optimizer
-from nanodnt.run.metrics import save_figure
 from nanodnt.run.tracking import watch
-from nanodnt.tables import table
 from nanodnt.tasks import open_data, task_of
 from studies.sweep.fits import slope
 from studies.sweep.grid import check_trainable
-from studies.sweep.results import draw_sizes, markdown_table, new_figure
+from studies.sweep.results import markdown_table
 from studies.sweep.transfer import SIZES
 
 WHAT = ("output at the start", "change")
@@ -31,31 +29,28 @@ FLAT = 0.15  # exponents this close to 0 count as none: small widths stray by as
 
 
 def check_coordinates(points: list, steps: int, folder: Path) -> list:
-    """Check the models of a sweep over n_embd, or n_layer. Writes coordinates.md and coordinates.png; returns lines for
-    the console. ValueError where there are no sizes to compare."""
-    if not (size := next((name for name in SIZES if name in points[0].flags), None)):
+    """Check the models of a sweep over n_embd, or n_layer. Writes coordinates.md; returns lines for the console.
+    ValueError where there are no sizes to compare."""
+    size = next((name for name in SIZES if name in points[0].flags), None)
+    if not size:
         raise ValueError("coordinates needs several values of n_embd, or of n_layer")
-    found, lines, pages = {}, [], []
+    families = {}
     for point in points:
-        words = [point.files, *(f"{name}={value}" for name, value in point.flags.items() if name != size)]
-        by_size = found.setdefault(" ".join(filter(None, words)) or "the config", {})
+        by_size = families.setdefault(point.name_without(size), {})
         by_size.setdefault(int(point.flags[size]), []).append(check_point(*check_trainable(point.run), steps))
-    figure, axes = new_figure(2 * len(found), columns=2, sharey=False)
-    for name, by_size in found.items():
-        for what in WHAT:
-            curves = averages(by_size, what)
-            rows = [["", *map(str, sorted(by_size)), "exponent"]]
-            rows += [[part, *map("{:.3g}".format, its.values()), f"{slope(its):+.2f}"] for part, its in curves.items()]
-            lines += ["", f"{name}: RMS of {what}", *table(rows)]
-            pages += [f"## {name}: RMS of {what}", "", *markdown_table(rows)]
-            draw_sizes(axes.pop(0), curves, size, f"RMS of {what}", name)
-        wrong = ", ".join(f"{part} ({p:+.2f})" for part, p in uneven(curves, size).items())
-        lines += [f"changes follow {size}: {wrong}" if wrong else f"no change follows {size}"]
-        pages += [lines[-1], ""]
+    verdicts, page = [], []
+    for name, by_size in families.items():
+        for title in WHAT:
+            means = averages(by_size, title)
+            rows = [["", *sorted(by_size), "exponent"]]
+            rows += [[part, *map("{:.3g}".format, its.values()), f"{slope(its):+.2f}"] for part, its in means.items()]
+            page += [f"## {name}: RMS of {title}", "", *markdown_table(rows)]
+        parts = ", ".join(f"{part} ({power:+.2f})" for part, power in uneven(means, size).items())
+        verdicts.append(f"{name}: changes that follow {size}: {parts or 'none'}")
+        page += [verdicts[-1], ""]
     make_folder(folder, "--out")
-    write_file(folder / "coordinates.md", lambda f: f.write("\n".join(pages).encode()))
-    save_figure(figure, folder / "coordinates.png")
-    return [*lines, "", f"{folder}: coordinates.md, coordinates.png"]
+    write_file(folder / "coordinates.md", lambda f: f.write("\n".join(page).encode()))
+    return [*verdicts, str(folder / "coordinates.md")]
 
 
 def check_point(model_config, config, steps: int) -> dict:
@@ -75,9 +70,12 @@ def check_model(model: Transformer, config, batch: tuple, steps: int) -> dict:
     for _ in range(steps):
         training_step(trainer, batch)
     after = outputs(model, inputs)
-    found = before, {part: after[part] - y for part, y in before.items()}
-    rms = [{part: y.double().square().mean().sqrt().item() for part, y in its.items()} for its in found]
-    return dict(zip(WHAT, rms, strict=True))
+    changes = {part: after[part] - y for part, y in before.items()}
+    return dict(zip(WHAT, (rms_of(before), rms_of(changes)), strict=True))
+
+
+def rms_of(parts: dict) -> dict:
+    return {part: y.double().square().mean().sqrt().item() for part, y in parts.items()}
 
 
 @torch.no_grad()
@@ -95,10 +93,11 @@ def outputs(model: Transformer, inputs: tuple) -> dict:
 
     notes = [(model.blocks[0].attn.pre, lambda args, y: note("embedding", args, args[0]))]
     for i, block in enumerate(model.blocks, start=1):
-        notes += [(block.attn.f.q_norm, lambda args, q: queries.append(q))]
-        notes += [(block.attn.f.k_norm, partial(note_logits, f"{i} attention logits"))]
-        notes += [(block.attn.mid, partial(note, f"{i} attention")), (block.mlp.mid, partial(note, f"{i} FFN"))]
-    notes += [(model.final_norm, lambda args, y: note("stream", args, args[0]))]
+        notes.append((block.attn.f.q_norm, lambda args, q: queries.append(q)))
+        notes.append((block.attn.f.k_norm, partial(note_logits, f"{i} attention logits")))
+        notes.append((block.attn.mid, partial(note, f"{i} attention")))
+        notes.append((block.mlp.mid, partial(note, f"{i} FFN")))
+    notes.append((model.final_norm, lambda args, y: note("stream", args, args[0])))
     with watch(notes):
         found["logits"] = model.eval()(*inputs)[0].clone()
     model.train()

@@ -1,13 +1,9 @@
 """The best learning rate of a curve, and how it changes with a model's size."""
 
 import math
-import random
 import statistics
-from functools import cache
 
 import numpy as np
-
-DRAWS = 1000  # bootstrap samples of the seeds
 
 
 def slope(points: dict) -> float:
@@ -50,30 +46,30 @@ def loss_at(losses: dict, rate: float) -> float:
     return float(np.polyval(parabola(losses, nearest), math.log(rate)))
 
 
-def means(by_rate: dict, seeds) -> dict:
-    """{rate: mean loss over these seeds, None if one diverged} from {rate: {seed: loss or None}}, without rates that
-    lack one of the seeds."""
-    whole = {rate: [its[seed] for seed in seeds] for rate, its in by_rate.items() if set(seeds) <= its.keys()}
-    return {rate: None if None in its else statistics.fmean(its) for rate, its in whole.items()}
+def mean_curves(curves: dict, seeds: list) -> dict:
+    """{size: {rate: mean loss over these seeds, None if one diverged}} of {size: {rate: {seed: loss or None}}}, without
+    rates that lack one of the seeds."""
+    means = {}
+    for size, curve in curves.items():
+        means[size] = {}
+        for rate, by_seed in curve.items():
+            if set(seeds) <= by_seed.keys():
+                losses = [by_seed[seed] for seed in seeds]
+                means[size][rate] = None if None in losses else statistics.fmean(losses)
+    return means
 
 
 def seeds_of(curves: dict) -> list:
     """The seeds of {size: {rate: {seed: loss}}}."""
-    return sorted({seed for curve in curves.values() for its in curve.values() for seed in its})
+    return sorted({seed for curve in curves.values() for by_seed in curve.values() for seed in by_seed})
 
 
-def mean_curves(curves: dict, seeds=None) -> dict:
-    """{size: `means` over `seeds`, None: all} of {size: {rate: {seed: loss}}}."""
-    return {size: means(curve, seeds or seeds_of(curves)) for size, curve in curves.items()}
-
-
-def bootstrap(curves: dict, function) -> tuple:
-    """(function(mean_curves(curves)), its 95% interval over bootstrap samples of the seeds) for {size: {rate: {seed:
-    loss}}}. The interval is (nan, nan) for a single seed, or where more than one sample in twenty gives nan."""
-    value, seeds, draw = function(mean_curves(curves)), seeds_of(curves), random.Random(0)
-    of = cache(lambda *sample: function(mean_curves(curves, sample)))  # of a few seeds there are few samples
-    found = [of(*sorted(draw.choices(seeds, k=len(seeds)))) for _ in range(DRAWS if len(seeds) > 1 else 0)]
-    known = sorted(x for x in found if not math.isnan(x))
-    if len(known) < max(1, 0.95 * len(found)):
-        return value, (math.nan, math.nan)
-    return value, (known[int(0.025 * len(known))], known[int(0.975 * len(known))])
+def range_over_seeds(curves: dict, function) -> tuple:
+    """(function of the mean curves, the lowest and highest value of it and of `function` of each seed's own curves)
+    for {size: {rate: {seed: loss}}}. Both are nan for a single seed, or where a value is."""
+    seeds = seeds_of(curves)
+    value = function(mean_curves(curves, seeds))
+    values = [value, *(function(mean_curves(curves, [seed])) for seed in seeds)]
+    if len(seeds) < 2 or any(map(math.isnan, values)):
+        return value, math.nan, math.nan
+    return value, min(values), max(values)

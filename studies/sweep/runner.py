@@ -1,10 +1,9 @@
 """Training runs, each made once by train.py, `jobs` at a time, and found again later, for sweep.py and reproduce.py.
 
-A run's folder is named after its command. done.json in it says that the run is finished; an unfinished run goes on from
-its last checkpoint. Threads and processes may ask for the same run: a lock lets one of them train it.
+A run's folder is named after its command, and its files say whether the run is finished. An unfinished run goes on from
+its last checkpoint. Threads may ask for the same run: a lock lets one of them train it.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,11 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
@@ -27,7 +24,6 @@ import torch
 from configurator import configure
 from layers.cores import own_cores
 from model import GPTConfig
-from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
 from nanodnt.run import signals
 from nanodnt.run.environment import GROUP
@@ -47,27 +43,17 @@ class TrainingRun(NamedTuple):
     args: tuple  # of train.py, that make it
 
 
-class MissingRun(Exception):
-    """A run is not there, and may not be trained."""
-
-
 class Stopped(Exception):
     """The user ended the command; the runs have saved."""
 
 
-def make_run(folder: Path, files: list, flags: dict, keep: int = 0, first=()) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is, but not `keep`, the
-    number of checkpoints to keep over the run. Where its name must be cut, the flags `first` come first."""
+def make_run(folder: Path, files: list, flags: dict) -> TrainingRun:
+    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
-    named = {name: f"{name}{value}" for name, value in flags.items() if name != "min_lr"}
-    if len("-".join([*words, *named.values()])) > MAX_NAME:
-        words = [named.pop(name) for name in first if name in named] + words
-    words += named.values()
-    if keep:
-        args += [f"--keep_every={max(1, resolve_configs(args)[1].max_iters // keep)}"]
+    words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
     return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:MAX_NAME]}-{digest}", tuple(args))
 
 
@@ -96,6 +82,27 @@ def resolve_configs(args) -> tuple:
     return model_config, config
 
 
+def is_finished(run: TrainingRun) -> bool:
+    """Whether the run has ended and saved, or has diverged. ValueError if it was trained with other settings."""
+    if not (run.path / "config.json").exists():
+        return False
+    model_config, config = resolve_configs(run.args)
+    made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    made = resolve_none(made["model"]) | made["train"]
+    wanted = resolve_none(asdict(model_config)) | asdict(config)
+    ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
+    names = [name for name in made if name in wanted and name not in ignored]
+    changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
+    if changed:
+        raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
+    rows, last = read_metrics(run.path), run.path / "last.pt"
+    if not rows or "failure" in rows[-1]:
+        return bool(rows)
+    if rows[-1]["step"] < config.max_iters or "val_loss" not in rows[-1] or not last.exists():
+        return False
+    return last.stat().st_mtime >= (run.path / "metrics.jsonl").stat().st_mtime
+
+
 def read_outcome(path: Path) -> tuple:
     """("finished", the last validation loss) of a run directory; ("diverged", None) if it was ended because gradients
     were not finite, or ends worse than it began. ValueError without any validation loss."""
@@ -108,44 +115,34 @@ def read_outcome(path: Path) -> tuple:
 
 
 def read_origin(path: Path) -> dict:
-    """torch's version, commit and day of a run directory's training, and its last bits per byte, None without."""
-    bits = [row["val_bpb"] for row in read_metrics(path) if "val_bpb" in row]
+    """torch's version, commit and day of a run directory's training."""
     record = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    origin = dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
-    return origin | {"val_bpb": bits[-1] if bits else None}
-
-
-def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
-    """Write done.json of a run that took `seconds` (None: not known); returns `read_outcome`."""
-    outcome = read_outcome(run.path)
-    record = {"args": run.args, "outcome": outcome[0], "seconds": seconds}
-    write_file(run.path / "done.json", lambda f: f.write(json.dumps(record, indent=1).encode()))
-    return outcome
+    return dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
 
 
 class Runner:
     """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`: one at a time, on
-    all GPUs, by torchrun. The attribute `expected`: how many will be trained, for the progress line; 0: not known."""
+    all GPUs, by torchrun."""
 
     def __init__(self, jobs: int = 0, distributed: bool = False):
         if jobs < 0:
             raise ValueError(f"jobs={jobs} must not be negative (0 = chosen for the machine)")
         n = torch.cuda.device_count()
-        named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        gpus, self.processes = (named or [str(i) for i in range(n)]) if n else [], n if distributed else 1
-        self.jobs = jobs or (1 if distributed else len(gpus) or own_cores())
-        one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not gpus else {}
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if len(gpus) < n:  # it is not set
+            gpus = list(map(str, range(n)))
+        self.processes = n if distributed else 1
+        self.jobs = jobs or (1 if distributed else n or own_cores())
         # a run has a process group of its own or none, not the one that this process may have been started in
-        without_group = {name: value for name, value in os.environ.items() if name not in GROUP}
-        self.env = one_thread | without_group
-        if "OMP_NUM_THREADS" in self.env:
+        self.env = {name: value for name, value in os.environ.items() if name not in GROUP}
+        if self.jobs > 1 and not n:
+            self.env.setdefault("OMP_NUM_THREADS", "1")
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
-        several = len(gpus) > 1 and not distributed
         self.slots = Queue()  # one for each run at a time
         for i in range(self.jobs):
-            self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if several else {})
-        self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
-        self.expected, self.seconds, self.began = 0, [], time.perf_counter()
+            self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if n and not distributed else {})
+        self.children, self.stopping, self.made = set(), False, []
+        self.locks = {}  # a folder's, between threads
 
     def stop(self, number: int = signal.SIGTERM, frame=None) -> None:
         """End: ask the runs to save and leave. Also a signal handler."""
@@ -155,30 +152,28 @@ class Runner:
 
     def call_all(self, function, tasks: dict) -> tuple:
         """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
-        the exit code). An error, or what a `MissingRun` says, is printed, the others go on. A signal ends the runs."""
-        finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in signals.heeded()}
-        pool, self.stopping = ThreadPoolExecutor(self.jobs), False
+        the exit code). An error is printed, and the others go on. A signal ends the runs."""
+        finished, code, self.stopping = [], 0, False
+        handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
+        pool = ThreadPoolExecutor(self.jobs)
         try:
             futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
             for future in as_completed(futures):
-                name, error = futures[future], future.exception()
-                if error is None:
+                name = futures[future]
+                try:
+                    future.result()
                     finished.append(name)
-                elif isinstance(error, Stopped):
+                except Stopped:
                     print("stopped; the same command goes on from here", flush=True)
                     return finished, 128 + self.ended_by
-                elif isinstance(error, MissingRun):
-                    print(*error.args, sep="", end="\n" if error.args else "")
-                elif isinstance(error, (ValueError, OSError, ArithmeticError)):
+                except (ValueError, OSError, ArithmeticError) as error:
                     print(f"error: {name}: {error}", file=sys.stderr, flush=True)
-                    self.expected, code = self.expected - 1, 1
-                else:
-                    raise error
+                    code = 1
         finally:
             self.stop()
             pool.shutdown(cancel_futures=True)
-            for name, handler in handlers.items():
-                signal.signal(name, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         return finished, code
 
     def command(self, run: TrainingRun) -> str:
@@ -186,108 +181,42 @@ class Runner:
         return shlex.join(["python", *self.launch(run)])
 
     def launch(self, run: TrainingRun) -> list:
-        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs can share the batch."""
+        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs share the batch."""
         n = self.processes
-        if n > 1:
-            config = resolve_configs(run.args)[1]
-            whole = config.batch_size // max(1, config.micro_batch_size)  # micro batches of a step
-            n = max(i for i in range(1, n + 1) if whole % i == 0)
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
-        path = run.path.relative_to(ROOT) if run.path.is_relative_to(ROOT) else run.path
-        return [*torchrun, "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"]
+        return [*torchrun, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]
 
-    def finish(self, run: TrainingRun, train: bool = True) -> None:
-        """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
-        with self.guard:
-            thread_lock = self.locks.setdefault(run.path, threading.Lock())
-        with thread_lock:
-            known = (run.path / "done.json").exists()  # else it is one of those expected
-            if not self.is_finished(run):
-                if not train:
-                    raise MissingRun(f"not finished: {run.path.name}")
-                run.path.mkdir(parents=True, exist_ok=True)
-                with self.lock_folder(run.path) as lock:
-                    if not self.is_finished(run):  # else the process that held the lock has finished it
-                        began = time.perf_counter()
-                        self.train(run, lock)
-                        return self.report(run, time.perf_counter() - began)
-            with self.guard:
-                self.expected -= not known
+    def finish(self, run: TrainingRun) -> None:
+        """Train `run` unless it is finished. ValueError if it fails; Stopped."""
+        with self.locks.setdefault(run.path, threading.Lock()):
+            if is_finished(run):
+                return
+            self.train(run)
+        outcome, loss = read_outcome(run.path)
+        self.made.append(run.path.name)
+        result = outcome if loss is None else f"loss {loss:.4f}"
+        print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
 
-    def report(self, run: TrainingRun, seconds: float) -> None:
-        """Note that a run is made; print the minutes since the start, how many are made and expected, its result."""
-        outcome, loss = mark_finished(run, seconds)
-        with self.guard:
-            self.seconds.append(seconds)
-            done, left = len(self.seconds), self.expected - len(self.seconds)
-            text = f"{(time.perf_counter() - self.began) / 60:6.1f} min  {done} done"
-            if left > 0:
-                text += f", {left} left, about {sum(self.seconds) / done / 60 * left / min(self.jobs, left):.0f} min"
-            print(f"{text}  {run.path.name}  {outcome if loss is None else f'loss {loss:.4f}'}", flush=True)
-
-    def is_finished(self, run: TrainingRun) -> bool:
-        """Whether the run is finished, here or by its command somewhere else. ValueError for other settings."""
-        if not (run.path / "config.json").exists():
-            return False
-        model_config, config = resolve_configs(run.args)
-        try:
-            made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-            made = resolve_none(made["model"]) | made["train"]
-            wanted = resolve_none(asdict(model_config)) | asdict(config)
-            read_origin(run.path)  # which a table has
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
-        ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
-        names = [name for name in made if name in wanted and name not in ignored]
-        changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
-        if changed:
-            raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
-        if (run.path / "done.json").exists():
-            return True
-        rows, last = read_metrics(run.path), run.path / "last.pt"  # else it may have ended, and saved, elsewhere
-        whole = rows and rows[-1]["step"] == config.max_iters and "val_loss" in rows[-1] and last.exists()
-        saved = whole and last.stat().st_mtime >= (run.path / "metrics.jsonl").stat().st_mtime
-        if ended := bool(saved or rows and "failure" in rows[-1]):
-            mark_finished(run, None)
-        return ended
-
-    def lock_folder(self, path: Path):
-        """An open file that locks `path` for this process and for the train.py that inherits it: one that outlives a
-        killed command keeps the lock, and the next command waits for it."""
-        file = open(path / ".runner", "w", encoding="utf-8")
-        for naps in count():
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return file
-            except BlockingIOError:
-                if self.stopping:
-                    raise Stopped from None
-                if not naps:
-                    print(f"waiting: {path} is being trained by another process", flush=True)
-                time.sleep(1)
-            except OSError:  # a file system without locks
-                return file
-
-    def train(self, run: TrainingRun, lock) -> None:
+    def train(self, run: TrainingRun) -> None:
         """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if the run diverged."""
         slot = self.slots.get()
         try:
+            if self.stopping:
+                raise Stopped
+            run.path.mkdir(parents=True, exist_ok=True)
             with open(run.path / "train.log", "ab") as log:
-                how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
-                with self.guard:
-                    if self.stopping:
-                        raise Stopped
-                    child = subprocess.Popen([sys.executable, *self.launch(run)], env=self.env | slot, **how)
-                    self.children.add(child)
-                    if self.stopping:  # `stop` was called in between and has not seen this child
-                        child.terminate()
-                code = child.wait()
-            with self.guard:
-                self.children.remove(child)
-                if self.stopping:
-                    raise Stopped
+                command = [sys.executable, *self.launch(run)]
+                streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                child = subprocess.Popen(command, cwd=ROOT, env=self.env | slot, **streams)
+            self.children.add(child)
+            if self.stopping:  # `stop` has not seen this child
+                child.terminate()
+            code = child.wait()
+            self.children.remove(child)
         finally:
             self.slots.put(slot)
+        if self.stopping:
+            raise Stopped
         rows = read_metrics(run.path)
         if code and not (rows and "failure" in rows[-1]):
             lines = (run.path / "train.log").read_text(errors="replace").splitlines()

@@ -115,7 +115,7 @@ class SameThread(ThreadPoolExecutor):
         return future
 
 
-def train_here(self, run, lock) -> None:
+def train_here(self, run) -> None:
     """Runner.train without a process of its own, for runs that finish or diverge."""
     import train
 
