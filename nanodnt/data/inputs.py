@@ -12,18 +12,11 @@ from nanodnt.files import DATA, check_folder, make_printable
 
 LINES = (".jsonl", ".ndjson")  # an object a line
 RECORDS = (*LINES, ".json", ".parquet")
-# Files that are not read as one text, by their suffix, and what to do; records have their own scripts.
+# Files that are not read as one text, by their suffix, and what to do.
 OTHER_SUFFIXES = dict.fromkeys(RECORDS, ("a file of records, not one text", "prepare it, and name the dataset"))
 OTHER_SUFFIXES |= dict.fromkeys((".csv", ".tsv"), ("a table", "write a .jsonl file, or name it .txt to read all of it"))
 OTHER_SUFFIXES[".ipynb"] = ("a notebook", "convert it (jupyter nbconvert --to script)")
-# How files begin that are no text, but could pass for one, or that many have.
-OTHER_KINDS = {
-    b"%PDF-": ("a PDF document", "convert it to text first (pdftotext)"),
-    b"%!PS": ("a PostScript document", "convert it to text first (ps2ascii)"),
-    b"{\\rtf": ("an RTF document", "save it as plain text"),
-    b"\xff\xfe": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
-    b"version https://git-lfs": ("a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)"),
-}
+LFS_POINTER = b"version https://git-lfs"
 
 
 class Notes:
@@ -149,9 +142,8 @@ def decode_text(raw: bytes, where) -> str:
     r"""Text in UTF-8 without a byte order mark, with every end of a line (\r\n, \r) as \n. `where`: for messages.
 
     ValueError, one line, where it is no such text: of another encoding, binary, compressed."""
-    for start, other in OTHER_KINDS.items():
-        if raw.startswith(start):
-            raise NotText(where, *other)
+    if raw.startswith(LFS_POINTER):
+        raise NotText(where, "a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)")
     if (zero := raw.find(b"\0")) >= 0:
         raise NotText(where, "binary, no text", f"byte {zero} is 0; unpack or convert it first")
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from nanodnt.files import DATA
 
 MAX_CLASSES = 1 << 16  # of images: labels are uint16
-NAMED = ("local", "local_images", "sft")  # folders of a prepare.py whose datasets get their name from --name
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
 
 
@@ -18,8 +17,6 @@ def folder_of(name: str) -> Path:
 
 
 def _advise(name):
-    if name in NAMED:
-        return f"give the --name that `python data/{name}/prepare.py` was called with"
     if name == "pystdlib_gpt2_4096":
         return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
     return f"run `python data/{name}/prepare.py`" if (DATA / name / "prepare.py").exists() else "prepare it again"

@@ -118,23 +118,19 @@ class Tokenizer:
 
 def check_tokenizer(meta: dict, where) -> None:
     """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
-    kind, chars = meta.get("tokenizer"), meta.get("chars")
+    kind, size, eot, bos, chars = (meta.get(name) for name in ("tokenizer", "vocab_size", "eot", "bos", "chars"))
     if kind not in TOKENIZERS:
         raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(TOKENIZERS)}")
     if kind == "json":
-        size, ids = meta.get("vocab_size"), [meta.get(name) for name in ("eot", "bos")]
-        wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
-        if wrong or not all(i is None or type(i) is int and 0 <= i < size for i in ids):
-            raise ValueError(f"{where}: the tokenizer is json, but vocab_size, eot, bos or json is missing or wrong")
-        return
-    if kind == "chars":
-        listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
-        if not listed or len(set(chars)) < len(chars):
-            raise ValueError(f"{where}: the tokenizer is chars, but chars is not a list of different characters")
-    metas = Tokenizer.meta_for(kind, chars), meta
-    right, found = (f"vocab_size={m.get('vocab_size')!r}, eot={m.get('eot')!r}" for m in metas)
-    if found != right:
-        raise ValueError(f"{where}: tokenizer {kind!r} has {right}, but found {found}")
+        ids = [i for i in (eot, bos) if i is not None]
+        right = type(size) is int and all(type(i) is int and 0 <= i < size for i in ids) and "json" in meta
+    elif kind == "chars":
+        right = isinstance(chars, list) and all(isinstance(c, str) and len(c) == 1 for c in chars)
+        right = right and size == len(chars) == len(set(chars)) > 0 and eot is None
+    else:
+        right = (size, eot) == (END_OF_TEXT[kind] + 1, END_OF_TEXT[kind])
+    if not right:
+        raise ValueError(f"{where}: vocab_size={size!r:.20}, eot={eot!r:.20} or what else describes {kind} is damaged")
 
 
 def same_tokenizer(a: dict, b: dict) -> bool:

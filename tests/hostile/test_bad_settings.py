@@ -101,7 +101,7 @@ SAMPLING = cases(
     ("a folder for a prompt", "--start=FILE:.", ["start=FILE:.", "directory"]),
     ("not UTF-8", "--start=FILE:{tmp}/p.txt", ["is not UTF-8 text"], write("{tmp}/p.txt", "déjà".encode("latin-1"))),
     ("FILE: and start_file", "--start=FILE:p.txt --start_file={data}/meta.json", ["start and start_file", "keep one"]),
-    ("binary prompt", "--start= --start_file={run}/best.pt", ["best.pt", "zip archive"]),
+    ("binary prompt", "--start= --start_file={run}/best.pt", ["best.pt", "binary, no text"]),
     ("unknown characters", "--start=AB7é", ["'7'", "'é'", "alphabet"]),
     ("no new document", "--start=", ["start"]),  # the alphabet has no newline to begin one after
     ("both prompts", "--start_file={data}/meta.json", ["start", "start_file", "keep one"]),

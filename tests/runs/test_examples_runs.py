@@ -1,8 +1,6 @@
 """Runs on examples and on documents kept apart: every loss is the mean over its counted tokens, each document read by
 itself, however a batch is split."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,7 @@ from model import GPT, GPTConfig
 from nanodnt.data.examples import PreparedExamples
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
-from nanodnt.run import tracking
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.examples import UNEVEN, documents, mean_loss, write_documents, write_examples
@@ -22,7 +18,7 @@ from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
 from support.runs import column, load, metrics, run
 from support.strikes import patched
-from support.tolerances import FOR_PRINTING, FORWARD, LOSS, roundings
+from support.tolerances import LOSS, roundings
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -104,20 +100,6 @@ def test_losses_are_those_of_documents_by_themselves(kind, folders, wholes):
     assert val_losses[12] < val_losses[0] - 1  # it learns
 
 
-def test_without_doc_mask_an_example_reads_those_before_it(folders, wholes, tmp_path):
-    """And still its answers alone count: against all logits of whole rows."""
-    assert run(out_dir=tmp_path, dataset=folders["examples"], keep_every=4, **COMMON | dict(doc_mask=False)) == 0
-    data = open_prepared(folders["examples"], T)
-    x, y = map(torch.from_numpy, data.batch(8, 12))
-    counted = sum(sum(mark == 1 for mark in marks) for _, marks in examples_of(x))
-    assert counted == (y != -1).sum()
-    logits = exact(tmp_path / "step_8.pt")(x)[0]
-    by_hand = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum") / counted
-    losses = [column(out, "train_loss") for out in (tmp_path, wholes["examples"])]
-    assert losses[0][9] == pytest.approx(by_hand.item(), rel=LOSS)
-    assert losses[0][1] != pytest.approx(losses[1][1], rel=1e-5)
-
-
 @pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
 def test_a_step_is_the_mean_over_its_counted_targets(flags):
     """Also with a micro batch of which nothing counts; and gradients are those of single documents."""
@@ -171,26 +153,3 @@ def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(
     assert data.loss_tokens(8, 12) != data.loss_tokens(9, 12)
     by_hand = step_by_hand("examples", data, 9, exact(tmp_path / "step_8.pt"))
     assert column(tmp_path, "train_loss")[9] == pytest.approx(by_hand, rel=LOSS)
-
-
-def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes):
-    """Of the first validation rows, as many as a step has, with their padding."""
-    data = open_prepared(folders["examples"], T, doc_mask=True)
-    config, env = TrainConfig(batch_size=12, eval_tokens=0), Env(0, 1, torch.device("cpu"), torch.float32, False)
-    model = exact(wholes["examples"] / "last.pt")
-    inputs = tracking.Tracker(model, SimpleNamespace(param_groups=[]), data, config, env).inputs
-    rows = data.val_batch(data.validation()[:12], 12)
-    assert all(np.array_equal(*pair) for pair in zip(inputs, (rows[0], rows[2]), strict=True))
-
-    def track(*inputs) -> tuple:
-        """(largest logit of each layer, variance of the stream)."""
-        found = tracking.fetch_numbers(tracking.probe(model, *inputs))
-        return np.array(found["logit_max"]), np.array(found["stream_var"])
-
-    parts = list(documents(inputs[1]))
-    logits, variances = zip(*(track(inputs[0][row : row + 1, part]) for row, part in parts), strict=True)
-    together, masked = track(inputs[0]), track(*inputs)
-    expected = np.max(logits, 0), np.average(variances, 0, [part.stop - part.start for _, part in parts])
-    assert len(parts) > 20
-    for got, without, wanted in zip(masked, together, expected, strict=True):
-        assert got == pytest.approx(wanted, rel=FOR_PRINTING + FORWARD) and not np.allclose(without, wanted, rtol=1e-4)

@@ -83,7 +83,7 @@ def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch)
     code = call(sample.main, *flags, f"--start_file={tmp_path / 'prompt.txt'}")
     refusal(capsys, code, f"{tmp_path / 'prompt.txt'} is binary, no text: byte 1 is 0")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16")), encoding="utf-8"))
-    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is UTF-16: convert it first")
+    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is binary, no text")
 
 
 def test_a_special_name_in_a_prompt_is_said(run, capsys):

@@ -123,10 +123,7 @@ def test_only_the_room_for_the_longest_is_needed(tmp_path):
     assert PreparedExamples(folder, 39).n_train == 3
     with pytest.raises(ValueError) as error:
         PreparedExamples(folder, 34)
-    for words in (
-        "block_size+1 = 35 tokens (2 of 3 in train and 1 of 2 in val; the longest has 40)",
-        "--max_tokens=34",
-    ):
+    for words in ("3 examples", "block_size+1 = 35 tokens (the longest has 40)", "--max_tokens=34"):
         assert words in str(error.value)
 
 
@@ -151,11 +148,9 @@ def small(tmp_path):
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (fill(0, None, 0), "no token as the first"),
-        (fill(0, 1, 0), "does not mark the first token"),
-        (fill(0, 1, 3), "the mark 3, and marks are 0, 1 or 2"),
-        (fill(4, 5, 2), "marks 5 examples where meta.json says 4"),
-        (fill(1, 5, 0), "marks no answer in 1 examples"),
+        (fill(0, None, 0), "does not mark 4 examples, each with its first token: prepare"),
+        (fill(0, 1, 3), "does not mark 4 examples, each with its first token: prepare"),
+        (fill(1, 5, 0), "does not mark 4 examples, each with its first token and an answer"),
         (lambda folder: (folder / "val.marks").unlink(), "val.marks is missing"),
         (lambda folder: change_meta(folder, lambda m: m["splits"]["train"].pop("marks")), "is damaged"),
         (lambda folder: change_meta(folder, lambda m: m.update(eot=None)), "is damaged"),

@@ -188,8 +188,6 @@ def test_texts_need_no_pillow_and_images_no_torch(monkeypatch):
     import_module("nanodnt.data.images")
 
 
-def test_what_does_not_fit_the_images(colour):
-    with pytest.raises(ValueError, match="image_size=16, and images of .* are 12 × 12: set image_size=12$"):
-        PreparedImages(colour, 9, image_size=16)
+def test_crops_that_do_not_fit_the_images(colour):
     with pytest.raises(ValueError, match="crop_padding=12 must be below image_size=12$"):
         PreparedImages(colour, 9, image_size=12, config=TrainConfig(crop_padding=12))

@@ -51,11 +51,8 @@ def test_line_ends_and_a_byte_order_mark_make_no_difference(end, mark, tmp_path)
 
 NO_TEXT = {
     "a.txt.gz": (gzip.compress(b"text"), "binary, no text: byte 3 is 0; unpack or convert"),
-    "a.pdf": (b"%PDF-1.4\n1 0 obj\nendobj\n", "a PDF document: convert"),
-    "a.rtf": (b"{\\rtf1 text}", "an RTF document: save"),
-    "a.ps": (b"%!PS-Adobe-3.0\n", "a PostScript document: convert"),
     "pointer.txt": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to the file: fetch"),
-    "utf16.txt": ("text".encode("utf-16"), "UTF-16: convert"),
+    "utf16.txt": ("text".encode("utf-16"), "binary, no text: byte 3 is 0; unpack or convert"),
     "nul.txt": (b"text\0text", "binary, no text: byte 4 is 0"),
     "latin1.txt": ("caf\xe9".encode("latin-1"), "not UTF-8 text: byte 3 is not; unpack or convert"),
     "table.csv": (b"text\na\n", "a table: write a .jsonl file, or name it .txt"),

@@ -98,15 +98,6 @@ def test_patches_are_rows_of_squares(n, channels, size, across):
     assert torch.equal(patches(images, size), cut(images, size))
 
 
-@pytest.mark.parametrize("shape", ((2, 3, 6, 4), (2, 9)))
-def test_images_of_another_shape_are_refused(shape):
-    model = build(dict())
-    with pytest.raises(ValueError) as e:
-        model(torch.zeros(shape, dtype=torch.float64))
-    found = " × ".join(map(str, shape[1:]))
-    assert str(e.value).startswith(f"images of {found} (") and str(e.value).endswith("do not fit the model's 3 × 6 × 6")
-
-
 def test_what_comes_back():
     """(logits, None) without targets; the loss alone in training; both in evaluation. Logits are fp32 at least."""
     model, images, targets = build(dict(), dtype=torch.float32), pictures(dtype=torch.float32), labels()
