@@ -1,7 +1,6 @@
 """sample.py end to end, in this process, on tiny checkpoints: one trained, the others with weights written by hand."""
 
 import io
-import re
 import shutil
 import sys
 
@@ -86,14 +85,6 @@ def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch)
     refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is binary, no text")
 
 
-def test_a_special_name_in_a_prompt_is_said(run, capsys):
-    flags = f"--out_dir={run}", "--device=cpu", "--max_new_tokens=1", "--num_samples=1"
-    assert call(sample.main, *flags, "--start=a<|endoftext|>b") == 0
-    out, err = capsys.readouterr()
-    assert err == "note: the prompt: <|endoftext|> is read as ordinary text, not as a token\n"
-    assert out.startswith("a<|endoftext|>b")
-
-
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
     three = draw(f"--out_dir={out}", "--start=abx", "--max_new_tokens=5", "--num_samples=3")
@@ -141,13 +132,6 @@ def test_stops_at_end_of_text(run, draw, drawn, tmp_path):
     assert [tuple(ids.shape) for ids in drawn] == [(3, 4)]  # no time is spent on what comes after it
 
 
-def test_each_sample_stops_at_its_own_end(run, draw, tmp_path):
-    out = chain(run, tmp_path / "chain", ABC | {"c": ["a", ""]})  # after c: again, or the end
-    texts = draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=90", "--num_samples=16", "--temperature=1.0")
-    assert all(re.fullmatch("(abc)+", text) for text in texts), texts  # 30 times c and no end: once in 10⁸
-    assert len({len(text) for text in texts}) > 1
-
-
 def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
     alphabet = Tokenizer.meta_for("chars", ["\n", "a", "b"])
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "\n", "\n": "a"}, alphabet)
@@ -156,17 +140,6 @@ def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
 
 
 # ------------------------------------------------------------------------------------- vocabulary and checkpoints
-
-
-def test_the_tokenizer_comes_from_the_checkpoint(tmp_path, draw):
-    """Training on characters, then sampling without the dataset: only the corpus' own characters, as in the text."""
-    corpus = "свобода — это рабство\n" * 30
-    data = make_dataset(tmp_path / "data", Tokenizer.meta_for("chars", sorted(set(corpus))), corpus)
-    out = train_run(tmp_path / "run", data, "--max_iters=60")
-    shutil.rmtree(data)
-    texts = draw(f"--out_dir={out}", "--start=это", "--temperature=1.0", "--max_new_tokens=50")
-    assert all(text.startswith("это") and len(text) == 53 for text in texts)
-    assert set("".join(texts)) <= set(corpus)
 
 
 def test_ids_that_are_no_token_are_never_drawn(run, draw, drawn, tmp_path):

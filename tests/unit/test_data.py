@@ -157,12 +157,6 @@ def test_a_damaged_dataset_is_refused_in_one_line(folder, damage, words):
     assert "\n" not in str(error.value) and "prepare" in str(error.value)
 
 
-def test_a_path_relative_to_the_working_directory(folder, monkeypatch):
-    monkeypatch.chdir(Path(folder).parent.parent)
-    relative = f"{Path(folder).parent.name}/{Path(folder).name}"
-    assert load_meta(relative)["vocab_size"] == 1000 and len(PreparedText(relative, 8).batch(0, 2)[0]) == 2
-
-
 def test_too_short_for_a_window(folder):
     with pytest.raises(ValueError, match="prepare more text, or lower --block_size .not with a checkpoint"):
         PreparedText(folder, 97)

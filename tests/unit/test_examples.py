@@ -101,18 +101,10 @@ def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(tmp_path_fa
     assert data.loss_tokens(1, data.n_train) == (batch[1] != -1).sum()
 
 
-def test_rows_are_well_filled():
-    sizes = np.random.default_rng(0).integers(50, 301, 170_000)  # a search through all rows would take hours
-    rows = pack(sizes, 1024)
-    assert sizes.sum() / (1024 * (rows.max() + 1)) > 0.99
-
-
 def test_epochs_hold_the_same_rows_in_another_order(folder):
     data = PreparedExamples(folder, T)
-    epochs = [[row.tobytes() for row in data.batch(epoch, data.n_train)[0]] for epoch in range(6)]
-    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 6
-    x, _ = data.batch(0, 2 * data.n_train + 3)  # a batch larger than an epoch
-    assert [row.tobytes() for row in x] == epochs[0] + epochs[1] + epochs[2][:3]
+    epochs = [[row.tobytes() for row in data.batch(epoch, data.n_train)[0]] for epoch in range(3)]
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 3
     _, targets = data.batch(1, data.n_train, offset=-2)  # the last two rows of an epoch, the first of the next
     assert data.loss_tokens(1, data.n_train, offset=-2) == (targets != -1).sum()
 
@@ -175,5 +167,3 @@ def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset):
     assert type(open_prepared(folder, T)) is PreparedExamples and type(open_prepared(dataset, T)) is PreparedText
     with pytest.raises(ValueError, match="is of kind examples, and this reads text"):
         PreparedText(folder, T)
-    with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
-        PreparedExamples(dataset, T)

@@ -77,11 +77,6 @@ def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
         assert made_texts(home / "x") == ["one", "two"]
 
 
-def test_a_folder_cannot_be_read_as_a_text(tmp_path):
-    with pytest.raises(ValueError, match=r"is not readable \(Is a directory\): name a text file"):
-        read_document(tmp_path)
-
-
 # ------------------------------------------------------------------------------------------------------------ folders
 
 
@@ -207,16 +202,6 @@ def test_blanks_are_cut_for_gpt2():
     assert tokenizer.bpe.decode(tokenizer.encode(whole)) == whole
     for stretch in ("a" + " " * 9_000 + "b", "ab" * 20_000, "é " + "7" * 12_000, "\n" * 11_000):
         assert tokenizer.encode(stretch) == tokenizer.bpe.encode_ordinary(stretch)
-
-
-def test_a_special_name_in_a_text_is_said(home, tmp_path, capsys):
-    folder = write_tree(tmp_path / "in", {"a.txt": "one<|endoftext|>two", "b.txt": "three"})
-    for kind in ("bytes", "gpt2_4096", "chars"):
-        local.main([f"--input={folder}", f"--tokenizer={kind}", "--name=x"])
-        said = "note: <|endoftext|> is read as ordinary text, not as a token: a.txt\n"
-        assert capsys.readouterr().err == said
-        if kind != "chars":
-            assert made_texts(home / "x") == ["one<|endoftext|>two", "three"]
 
 
 def test_ctrl_c_ends_processes_that_tokenise():

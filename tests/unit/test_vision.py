@@ -16,7 +16,7 @@ from nanodnt.tasks.images import ImageTask
 from support.hypotheses import drawn
 from support.models import error, gradients
 from support.reference import mean_loss
-from support.vision import PATCHES, build, config_of, cut, labels, pictures
+from support.vision import build, config_of, cut, labels, pictures
 from vision import ViT, patches
 
 # ---------------------------------------------------------------------------------------------- against transformers
@@ -109,14 +109,6 @@ def test_what_comes_back():
             kept, loss = model(images, targets)
             assert loss.shape == () and loss.dtype == torch.float32
             assert kept is None if training else torch.equal(kept, logits)
-
-
-def test_example_and_inputs_fit():
-    model = build(dict(), dtype=torch.float32)
-    batch = model.example(3)
-    assert model(*batch)[0].shape == (3, 7) and [t.shape for t in batch] == [(3, 3, 6, 6), (3,)]
-    (images,) = model.inputs(*batch, batch[1], torch.rand(3))
-    assert images is batch[0] and model.stream(images).shape == (3, PATCHES + 1, 16)
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
