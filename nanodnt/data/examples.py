@@ -17,8 +17,6 @@ class PreparedExamples(Tokens):
     rest of a row is padding: end of text, with targets -1. With `doc_mask` batches have positions, which begin at 0 in
     each example and in the padding."""
 
-    kind = "examples"
-
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.marks = {split: self._open(part["marks"]["file"]) for split, part in self.splits.items()}
@@ -35,10 +33,8 @@ class PreparedExamples(Tokens):
 
     def describe(self) -> str:
         lengths = self.rows["train"][1]
-        targets = int(lengths.sum()) - len(lengths)
-        filled, counted = targets / (self.n_train * self.block_size), self.counted["train"].sum() / targets
-        rows = f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
-        return f"{rows}, {counted:.0%} of the tokens count in the loss"
+        filled = (lengths - 1).sum() / (self.n_train * self.block_size)
+        return f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
 
     def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int:
         rows = self._draw(step, batch_size, offset=offset)

@@ -25,8 +25,6 @@ class PreparedImages(PreparedData):
     `block_size` is the tokens that the network makes of an image. `config` is a `TrainConfig`, which says what happens
     to training images; None: nothing. ValueError where files do not fit."""
 
-    kind = "images"
-
     def __init__(self, *args, image_size: int, config=None, workers: int = 0, **settings):
         super().__init__(*args, **settings)
         self.channels, self.size, self.config = self.meta["channels"], image_size, config
@@ -117,14 +115,13 @@ class PreparedImages(PreparedData):
 
     def _read_index(self, split):
         """Where the images of a split begin in its file, and the last one ends, int64 (n + 1,); their labels (n,)."""
-        part, classes, again = self.splits[split], len(self.meta["classes"]), f"prepare {self.name!r} again"
+        part, classes = self.splits[split], len(self.meta["classes"])
         with self._open(part["offsets"]["file"]) as file, self._open(part["labels"]["file"]) as beside:
             offsets = self._read_values(file, "<u8", 0, part["images"] + 1)
             labels = self._read_values(beside, "<u2", 0, part["images"])
-        if offsets[0] or offsets[-1] != part["bytes"] or (offsets[1:] <= offsets[:-1]).any():
-            raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: {again}")
         if (most := labels.max()) >= classes:
-            raise ValueError(f"{beside.name} holds label {most}, and there are {classes:,} classes (from 0): {again}")
+            what = f"{beside.name} holds label {most}, and there are {classes:,} classes (from 0)"
+            raise ValueError(f"{what}: prepare {self.name!r} again")
         return offsets.astype(np.int64), labels.astype(np.int64)
 
 
