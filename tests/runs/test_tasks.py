@@ -39,18 +39,10 @@ CASES = {  # name: (task, flags)
         dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, qk_norm=False, optimizer="msgdw", learning_rate=0.1),
     ),
     "images, checkpointing": ("images", dict(RANDOM, activation_checkpointing=True)),
-    "LNS, Mix-LN": ("text", dict(PRE, lns="norm", residual_init="plain", post_norm_blocks=1)),
     "unified": ("text", dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
-    "muon, original": (
-        "text",
-        dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, blockwise_lr=True, learning_rate=2e-3),
-    ),
-    "adam_mini, dyt": ("text", dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4)),
-    "msgdw, dampening": ("text", dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5)),
     "adamw, blockwise, wsd": ("text", dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True)),
     "sigmaReparam": ("text", dict(sigma_reparam=True)),
     "Admin": ("text", dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)),
-    "Fixup": ("text", dict(norm="none", fixup=True, mid_norm="none", input_norm=False, tie_weights=False)),
 }
 EACH = pytest.mark.parametrize("task", TASKS)
 

@@ -117,11 +117,3 @@ def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):
     assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=SIX_DIGITS)
     assert any(causal < whole for whole, causal in logits)
     assert track["grad_norm"].keys() == {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
-
-
-def test_blockwise_rates_are_logged(digits, tmp_path):
-    """The ratio of the patches' matrix, and of positions with the class token, is that of the flags."""
-    ratios = dict(lr_ratio_patch=3.0, lr_ratio_pos=0.5)
-    train(tmp_path, digits, max_iters=6, blockwise_lr=True, learning_rate=1e-3, warmup_iters=1, **ratios)
-    row = metrics(tmp_path)[1]
-    assert row["lr_patch"] / row["lr"] == pytest.approx(3) and row["lr_pos"] / row["lr"] == pytest.approx(0.5)

@@ -42,6 +42,10 @@ def photos(tmp_path_factory):
     return write_dataset(folder, train, val, image_size=None, channels=3)
 
 
+def opened(name, config=None, size=12, **settings):
+    return PreparedImages(name, 9, image_size=size, config=config, **settings)
+
+
 def epoch(data, batch_size=8):
     """All batches of the first epoch as one."""
     steps = range(-(-data.n_train // batch_size))
@@ -73,7 +77,7 @@ def test_digits_are_those_of_scikit_learn(digits):
 
 
 def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
-    data = PreparedImages(colour, 9, image_size=12)
+    data = opened(colour)
     images, labels = epoch(data, 1)
     reference = np.stack([noise(12, 12, 3, seed=i) for i in range(23)]).transpose(0, 3, 1, 2) / 255
     reference = (reference - np.reshape([0.25, 0.5, 0.75], (3, 1, 1))) / np.reshape([0.5, 0.25, 0.125], (3, 1, 1))
@@ -87,7 +91,7 @@ def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
 
 @pytest.mark.parametrize("augment", [None, ALL], ids=["plain", "all"])
 def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
-    data = [PreparedImages(colour, 9, image_size=12, config=augment, workers=n) for n in (1, 2, 5)]
+    data = [opened(colour, augment, workers=n) for n in (1, 2, 5)]
     for step in (7, 0, 7, 123_456_789_012):
         whole = data[0].batch(step, 10)
         for other in data[1:]:
@@ -100,16 +104,16 @@ def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
 
 
 def test_an_offset_moves_a_batch_by_so_many_images(colour):
-    data = PreparedImages(colour, 9, image_size=12, config=TrainConfig(mixup=1))
-    in_order = PreparedImages(colour, 9, image_size=12).batch(0, 21)[1]
+    data = opened(colour, TrainConfig(mixup=1))
+    in_order = opened(colour).batch(0, 21)[1]
     labels = data.batch(3, 4, slice(1, 4), offset=5)[1]
     assert labels.tolist() == in_order[18:].tolist()
 
 
 def test_a_batch_depends_on_seed_and_step(colour):
-    a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, config=ALL) for seed in (1, 2))
+    a, b = (opened(colour, ALL, seed=seed) for seed in (1, 2))
     assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
-    share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(mixup=1)).batch(0, 23)[3]
+    share = opened(colour, TrainConfig(mixup=1)).batch(0, 23)[3]
     assert len(set(share.tolist())) == 23  # each index draws for itself
 
 
@@ -123,8 +127,8 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
 
 
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):
-    plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 7)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(mixup=0.8)).batch(3, 7)
+    plain, labels = opened(colour).batch(3, 7)
+    images, own, other, share = opened(colour, TrainConfig(mixup=0.8)).batch(3, 7)
     neighbour = [1, 0, 3, 2, 5, 4, 6]
     assert share.dtype == np.float32 and share[6] == 1 and ((share[:6] > 0) & (share[:6] < 1)).all()
     assert (own == labels).all() and (other == labels[neighbour]).all()
@@ -133,8 +137,8 @@ def test_mixup_is_a_weighted_mean_of_neighbours(colour):
 
 
 def test_cutmix_puts_a_box_of_the_neighbour(colour):
-    plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 23)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(cutmix=1.0)).batch(3, 23)
+    plain, labels = opened(colour).batch(3, 23)
+    images, own, other, share = opened(colour, TrainConfig(cutmix=1.0)).batch(3, 23)
     neighbour = [i ^ 1 for i in range(22)] + [22]
     assert (own == labels).all() and (other == labels[neighbour]).all()
     for i in range(23):
@@ -146,7 +150,7 @@ def test_cutmix_puts_a_box_of_the_neighbour(colour):
 
 
 def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
-    plain, augmented = (PreparedImages(colour, 9, image_size=12, config=a) for a in (None, ALL))
+    plain, augmented = (opened(colour, a) for a in (None, ALL))
     assert plain.validation().tolist() == list(range(7)) and plain.validation(1).tolist() == [0]
     chosen = plain.validation(40)
     images, labels = plain.val_batch(chosen, 6)
@@ -157,7 +161,7 @@ def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
 
 
 def test_images_of_several_sizes_are_cut_in_the_middle(photos):
-    data = PreparedImages(photos, 9, image_size=28)
+    data = opened(photos, size=28)
     images, _ = data.val_batch(data.validation(), 3)
     scale = 60 / 32  # 28 / 0.875 = 32 pixels for the shorter side; the ramp rises by 1 a pixel in both directions
     places = scale * (np.arange(28) - 13.5)
@@ -168,7 +172,7 @@ def test_images_of_several_sizes_are_cut_in_the_middle(photos):
 
 
 def test_images_of_every_mode_become_those_of_the_dataset(photos):
-    images = PreparedImages(photos, 9, image_size=16, config=ALL).batch(0, 5)[0]
+    images = opened(photos, ALL, 16).batch(0, 5)[0]
     assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and images.std() > 0.1
 
 
@@ -189,4 +193,4 @@ def test_texts_need_no_pillow_and_images_no_torch(monkeypatch):
 
 def test_crops_that_do_not_fit_the_images(colour):
     with pytest.raises(ValueError, match="crop_padding=12 must be below image_size=12$"):
-        PreparedImages(colour, 9, image_size=12, config=TrainConfig(crop_padding=12))
+        opened(colour, TrainConfig(crop_padding=12))
