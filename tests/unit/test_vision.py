@@ -151,7 +151,8 @@ TRUNCATED = math.sqrt(1 - 4 * math.exp(-2) / (math.sqrt(2 * math.pi) * math.erf(
 
 
 def test_initial_standard_deviations():
-    """Of patches Xavier's σ² = 2 / (n_in + n_out), cut off at 2σ; a branch's last matrix is scaled before; the tables and the head are N(0, init_std)."""
+    """Xavier's σ² = 2 / (n_in + n_out), cut off at 2σ, of patches too; a branch's last matrix is scaled before. The
+    tables and the head are N(0, init_std)."""
     model = ViT(config_of(dict(WIDE, init="xavier_cut", init_std=0.05), 1))
     for weight, scale in ((model.patch.weight, 1.0), (model.blocks[0].attn.f.o.weight, 2**-0.5)):
         z = weight.double() / (scale * math.sqrt(2 / sum(weight.shape)))
