@@ -12,7 +12,7 @@ from nanodnt import generate as generation
 from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
 from support.runs import call
-from support.sampling import TEXT, chain, make_dataset, train_run
+from support.sampling import chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -94,15 +94,6 @@ def test_the_prompt_conditions_the_text(run, draw, tmp_path):
 def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
     assert draw(f"--out_dir={chain(run, tmp_path / 'chain', ABC)}") == ["abc"] * 2  # begins after end of text
     assert len(set(draw("--start=", "--num_samples=4", "--temperature=2"))) == 4
-
-
-def test_a_prompt_longer_than_the_context(draw, drawn):
-    prompt = TEXT[:40]  # the context is 8
-    for start in (prompt, prompt[-4:]):
-        texts = draw("--temperature=1.0", "--num_samples=64", f"--start={start}")
-        assert all(text.startswith(start) for text in texts)
-    assert drawn[0].shape == (64, 40 + 24)
-    assert torch.equal(drawn[0][:, 40:], drawn[1][:, 4:])  # it goes on from the last block_size/2 tokens
 
 
 # --------------------------------------------------------------------------------------------------------- draws

@@ -11,7 +11,7 @@ import train
 from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
-from support.processes import TOLERANCES, assert_same_values, finish, train_forked, wait_for_row
+from support.processes import TOLERANCES, assert_same_values
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
@@ -89,20 +89,6 @@ def test_goes_on_exactly(case, config, whole, tmp_path):
     losses = column(tmp_path, "val_loss")
     assert [*losses] == [0, 6, 12]
     assert losses[12] < losses[0] or case.startswith("images")  # which take longer: see test_it_learns_digits
-
-
-@pytest.mark.deep
-@EACH
-def test_a_killed_run_goes_on_exactly(task, config, tmp_path):
-    longer = config(task, max_iters=80, eval_interval=20, save_interval=7)
-    assert run(out_dir=tmp_path / "whole", **longer) == 0
-    process = train_forked(out_dir=tmp_path / "run", **longer)
-    wait_for_row(process, tmp_path / "run", some_step(8, 35))
-    process.kill()
-    finish(process, -signal.SIGKILL)
-    assert load(tmp_path / "run" / "last.pt")["step"] < 80
-    assert run(out_dir=tmp_path / "run", **longer) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]

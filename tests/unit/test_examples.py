@@ -17,12 +17,14 @@ from support.images import change_meta
 from support.prepared import open_prepared
 from support.runs import put_file
 
-EOT, T, VAL = 256, 16, made.random_examples(1, 31)
+EOT, T, VAL = 256, 16, made.uneven_examples(1, 31, 2, 17)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return made.write_examples(tmp_path_factory.mktemp("examples") / "d", train=made.random_examples(0, 90), val=VAL)
+    return made.write_examples(
+        tmp_path_factory.mktemp("examples") / "d", train=made.uneven_examples(0, 90, 2, 17), val=VAL
+    )
 
 
 def fullness_plainly(sizes, room):
@@ -90,7 +92,7 @@ def test_equal_examples_are_taken_in_the_order_of_the_file():
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 20))
 @settings(max_examples=count(15, 300), deadline=None)
 def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(tmp_path_factory, seed, n, high):
-    examples = made.random_examples(seed, n, high=high)
+    examples = made.uneven_examples(seed, n, 2, high)
     folder = made.write_examples(tmp_path_factory.mktemp("any"), train=examples, val=examples[:1])
     data = PreparedExamples(folder, 20, doc_mask=True)
     batch = data.batch(1, data.n_train)
