@@ -1,7 +1,6 @@
 """Tokenizers: text ↔ token ids, as the meta.json of a dataset, or the copy of it in a checkpoint, describes them."""
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -90,10 +89,10 @@ class Tokenizer:
         """The ids that a model has seen before a text: `start`, else `bos`, else (`chars`) a newline."""
         if self.start or self.bos is not None:
             return self.start or [self.bos]
-        with contextlib.suppress(ValueError):
-            if found := self.encode("\n"):  # some tokenizers drop it
-                return found
-        raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start")
+        try:
+            return self.encode("\n")
+        except ValueError:
+            raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
 
     def decode(self, ids) -> str:
         """Text of token ids. End of text and ids beyond the vocabulary are dropped; invalid UTF-8 becomes U+FFFD."""
@@ -130,7 +129,7 @@ def check_tokenizer(meta: dict, where) -> None:
     else:
         right = (size, eot) == (END_OF_TEXT[kind] + 1, END_OF_TEXT[kind])
     if not right:
-        raise ValueError(f"{where}: vocab_size={size!r:.20}, eot={eot!r:.20} or what else describes {kind} is damaged")
+        raise ValueError(f"{where}: what describes the tokenizer {kind} (vocab_size, eot, bos, chars, json) is damaged")
 
 
 def same_tokenizer(a: dict, b: dict) -> bool:

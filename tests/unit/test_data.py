@@ -1,8 +1,6 @@
 """Batches as a function of the step, validation windows, tokenizers, and the checks of meta.json."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from nanodnt.data.prepared import permutation
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from support.images import change_meta
-from support.runs import ROOT, write_ids
+from support.runs import write_ids
 
 
 def prepare(folder, train, val, vocab_size=1000, **changes):
@@ -95,22 +93,6 @@ def test_uint32_files(tmp_path):
     tokens = np.arange(70_000, 70_100)
     data = PreparedText(prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8)
     assert data.batch(0, 3)[0].min() >= 70_000 and data.batch(0, 3)[0].dtype == np.int64
-
-
-def test_memory_does_not_grow_with_what_was_read(tmp_path):
-    """A mapped file of 64 MB would add what was read of it, half, to the resident set."""
-    prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(20_000, np.uint16))
-    code = (
-        "import sys, resource; from nanodnt.data.windows import PreparedText; d = PreparedText(sys.argv[1], 1 << 14)\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "for s in range(100): d.batch(s, 2)\n"
-        "a = peak()\n"
-        "for s in range(100, 600): d.batch(s, 2)\n"
-        "print(peak() - a)"
-    )
-    run = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) <= 8  # MiB
 
 
 def test_ids_beyond_the_vocabulary_and_a_file_cut_short_are_noticed_while_reading(folder):

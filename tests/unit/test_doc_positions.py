@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import PreparedText, document_positions
+from nanodnt.data.windows import PreparedText
 from support import examples as made
 from support.prepared import open_prepared
 from support.runs import write_ids
@@ -67,11 +65,6 @@ def test_the_rest_of_a_batch_is_the_same(text):
     _, y, positions = data.val_batch(data.validation(2 * T), 5)
     assert (y[2:] == -1).all() and (positions[2:] == np.arange(T)).all()
     assert data.describe() == f"{data.n_train} windows an epoch" and data.loss_tokens(3, 5) is None
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=5))
-def test_any_windows(ids):
-    assert document_positions(np.array(ids), 2).tolist() == [positions_plainly(row, 2) for row in ids]
 
 
 def test_characters_have_no_documents(dataset):

@@ -142,10 +142,8 @@ def small(tmp_path):
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (fill(0, None, 0), "does not mark 4 examples, each with its first token: prepare"),
         (fill(0, 1, 3), "does not mark 4 examples, each with its first token: prepare"),
         (fill(1, 5, 0), "does not mark 4 examples, each with its first token and an answer"),
-        (lambda folder: (folder / "val.marks").unlink(), "val.marks is missing"),
         (lambda folder: change_meta(folder, lambda m: m["splits"]["train"].pop("marks")), "is damaged"),
         (lambda folder: change_meta(folder, lambda m: m.update(eot=None)), "is damaged"),
     ],

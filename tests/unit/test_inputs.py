@@ -101,20 +101,6 @@ def test_links_are_followed_once(tmp_path):
     }
 
 
-def test_a_file_that_cannot_be_opened_is_left_out(home, tmp_path, capsys, monkeypatch):
-    folder, read_bytes = write_tree(tmp_path / "in", {"a.txt": "a", "b.txt": "b", "c.txt": "c"}), Path.read_bytes
-
-    def refuse(path):
-        if path.name == "b.txt":
-            raise PermissionError(13, "Permission denied", str(path))
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    local.main([f"--input={folder}", "--tokenizer=bytes", "--name=x"])
-    assert capsys.readouterr().err == f"note: not readable (Permission denied), so left out: {folder}/b.txt\n"
-    assert made_texts(home / "x") == ["a", "c"]
-
-
 def test_many_are_counted(capsys):
     notes = Notes()
     for i in range(1234):

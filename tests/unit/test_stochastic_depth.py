@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from layers.ops import drop_samples
 from layers.slot import Slot
 from model import GPT, GPTConfig, Residual
 from support.models import S5, SIZE, build, error, gradients
@@ -22,18 +21,6 @@ def test_rates_are_linear_from_0_in_the_first_block(n_layer, rate):
     rates = {name: m.drop.item() for name, m in model.named_modules() if isinstance(m, Slot) and m.drop is not None}
     wanted = {f"{name}.mid": rate * int(name.split(".")[1]) / max(1, n_layer - 1) for name in mids(model)}
     assert rates == pytest.approx(wanted, rel=1e-12) and len(rates) == 2 * n_layer
-
-
-def test_how_many_are_dropped_and_the_mean_that_stays():
-    """n draws: the share dropped, and the mean, within five standard errors."""
-    n, rate = 40_000, 0.4
-    torch.manual_seed(7)
-    x = torch.randn(n, 3, dtype=torch.float64) + 2
-    y = drop_samples(x, torch.tensor(rate, dtype=torch.float64))
-    gone = (y == 0).all(1)
-    assert torch.equal((y == 0).any(1), gone)  # a sample goes as a whole
-    assert abs(gone.double().mean() - rate) <= 5 * (rate * (1 - rate) / n) ** 0.5
-    assert error(y[~gone], x[~gone] / (1 - rate)) < 1e-12
 
 
 def test_blocks_drop_at_their_rates():
