@@ -1,8 +1,5 @@
 """Images as a function of the step: the digits, batches by threads and processes, mixing, validation, refusals."""
 
-import sys
-from importlib import import_module
-
 import numpy as np
 import pytest
 
@@ -174,21 +171,6 @@ def test_images_of_several_sizes_are_cut_in_the_middle(photos):
 def test_images_of_every_mode_become_those_of_the_dataset(photos):
     images = opened(photos, ALL, 16).batch(0, 5)[0]
     assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and images.std() > 0.1
-
-
-def test_texts_need_no_pillow_and_images_no_torch(monkeypatch):
-    ours = {"nanodnt", "model", "layers", "configurator", "PIL"}
-    for name in [name for name in sys.modules if name.split(".")[0] in ours]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch", None)
-        import_module("nanodnt.prepare.images")
-    import_module("nanodnt.settings")
-    import_module("nanodnt.data.windows")
-    monkeypatch.delitem(sys.modules, "PIL")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    import_module("nanodnt.data.images")
 
 
 def test_crops_that_do_not_fit_the_images(colour):

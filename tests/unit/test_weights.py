@@ -48,7 +48,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(flags, weights, words):
         (dict(), dict()),
         (dict(norm="layernorm", bias=True, init_std=0.3), LAYERNORM_NET),
         (dict(LLAMA, init="xavier", lns="branch", dropout=0.5), dict(LLAMA_NET, lns="branch")),
-        (dict(pre_norm="both", mid_norm="attn"), dict(attn="pre mid post", mlp="pre post")),
     ),
     ids=str,
 )
