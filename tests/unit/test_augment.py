@@ -29,7 +29,6 @@ def pixels(image):
         (dict(label_smoothing=1.0), "label_smoothing=1.0 must be at least 0 and below 1"),
         (dict(rand_augment=10.5), "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10"),
         (dict(rand_augment_std=float("inf")), "rand_augment_std=inf"),
-        (dict(cutmix=float("inf")), "cutmix=inf"),
         (dict(crop_area=0.5, crop_padding=2), "two kinds of crops: set crop_area=1 or crop_padding=0"),
     ],
 )
