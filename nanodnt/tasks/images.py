@@ -20,7 +20,8 @@ class ImageTask(Task):
 
     def fill_from_dataset(self, config: GPTConfig, meta: dict, dataset: str) -> None:
         """Fill in size, channels and classes of the images, and the tokens that patches make of one."""
-        for name, its in sizes_of(meta).items():
+        found = dict(image_size=meta["image_size"], channels=meta["channels"], n_class=len(meta["classes"]))
+        for name, its in found.items():
             given = getattr(config, name)
             if given and its and given != its:
                 raise ValueError(f"{name}={given} does not fit dataset {dataset!r}, which has {its}: leave it out")
@@ -54,12 +55,14 @@ class ImageTask(Task):
             raise ValueError(f"{path} is damaged: its images have no list of classes")
 
     def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
-        what, fix = f"the images of {dataset!r} do not fit the model", "choose another dataset, or start from scratch"
-        for name, its in sizes_of(meta).items():
-            if its and its != getattr(config, name):
-                raise ValueError(f"{what}, which has {name}={getattr(config, name)}, not {its}: {fix}")
-        if saved_meta is not None and saved_meta["classes"] != meta["classes"]:
-            raise ValueError(f"{what}, whose classes have other names: {fix}")
+        here = meta["image_size"] or config.image_size, meta["channels"], len(meta["classes"])
+        there = config.image_size, config.channels, config.n_class
+        if here == there and (saved_meta is None or saved_meta["classes"] == meta["classes"]):
+            return
+        words = "size {}, channels {}, classes {}".format
+        named = " of other names" * (here == there)
+        what = f"the images of {dataset!r} ({words(*here)}{named}) do not fit the model ({words(*there)})"
+        raise ValueError(f"{what}: choose another dataset, or start from scratch")
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         from nanodnt.data.images import PreparedImages
@@ -83,11 +86,6 @@ class ImageTask(Task):
         for k in (1, 5):
             sums[f"val_top{k}"] = (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
         return count, sums
-
-
-def sizes_of(meta: dict) -> dict:
-    """{field of GPTConfig: what the images of a dataset have}; image_size is None where they have several."""
-    return dict(image_size=meta["image_size"], channels=meta["channels"], n_class=len(meta["classes"]))
 
 
 @lru_cache(maxsize=1)

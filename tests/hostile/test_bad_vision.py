@@ -88,11 +88,11 @@ FROM_WEIGHTS = f"--init_from={{tmp}}/vit {SIZE} {HERE}"
 SCRATCH = "choose another dataset, or start from scratch"
 REVERSED = meta(lambda m: m["classes"].reverse())
 OTHER_CLASSES = cases(  # a run goes on, or begins from weights, on other images
-    ("class names", f"{VIT} {HERE}", ["classes have other names", "do not fit"], other_digits(NAMES)),
-    ("class names in another order", VIT + DIGITS, ["other names", "do not fit the model"], REVERSED),
-    ("class names, from weights", FROM_WEIGHTS, ["other names", SCRATCH], other_digits(NAMES)),
-    ("another size of images", f"{VIT} {HERE}", ["image_size=8, not 12"], noise_images(image_size=12)),
-    ("colour", f"{VIT} {HERE}", ["channels=1, not 3"], noise_images(channels=3)),
+    ("class names", f"{VIT} {HERE}", ["classes 10 of other names", "do not fit"], other_digits(NAMES)),
+    ("class names in another order", VIT + DIGITS, ["of other names", "do not fit the model"], REVERSED),
+    ("class names, from weights", FROM_WEIGHTS, ["of other names", SCRATCH], other_digits(NAMES)),
+    ("another size of images", f"{VIT} {HERE}", ["size 12", "size 8"], noise_images(image_size=12)),
+    ("colour", f"{VIT} {HERE}", ["channels 3", "channels 1"], noise_images(channels=3)),
 )
 
 
