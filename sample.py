@@ -24,14 +24,12 @@ import torch
 
 from configurator import PathName, configure, read_path
 from nanodnt.data.inputs import decode_text, read_text
-from nanodnt.files import reason_of
-from nanodnt.generate import compile_one_token, continue_text
+from nanodnt.generate import continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
-from nanodnt.run.hardware import check_locale
 from nanodnt.weights import Trained, load_trained
 
-NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
+NOT_IN_CHAT = dict(start="", start_file="", num_samples=1)  # what a chat can only be given as
 
 
 @dataclass
@@ -55,7 +53,6 @@ class SampleConfig:
     seed: int = 1337  # of the draws
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
-    compile: bool = False  # torch.compile the steps of one token: slow at first, pays for many tokens
 
     def check(self, given=()):
         """ValueError for values that mean nothing. `given` has the names of the flags that were set."""
@@ -82,8 +79,6 @@ def main() -> None:
     (config,), given = configure(SampleConfig, description=__doc__)
     config.check(given)
     text = read_prompt(config)
-    if config.compile:
-        check_locale()
     device, _ = choose_device(config.device)
     dtype, _ = choose_dtype(config.dtype, device)
     if config.init_from:
@@ -122,15 +117,8 @@ def draw_samples(config: SampleConfig, trained: Trained, text: str, drawing: dic
     """Print samples that continue `text`; `drawing`: how `generate` draws."""
     for remark in trained.tokenizer.remarks(text):
         print(f"note: the prompt: {remark}", file=sys.stderr)
-    how = drawing | dict(stop=trained.tokenizer.eot, one_token=compile_one_token() if config.compile else None)
-    try:
-        texts = continue_text(
-            trained.model, trained.tokenizer, text, config.max_new_tokens, rows=config.num_samples, **how
-        )
-    except RuntimeError as e:
-        if not config.compile or isinstance(e, torch.OutOfMemoryError):
-            raise
-        raise ValueError(f"torch.compile failed ({reason_of(e)[:200]}): use --compile=False") from e
+    how = drawing | dict(stop=trained.tokenizer.eot)
+    texts = continue_text(trained.model, trained.tokenizer, text, config.max_new_tokens, config.num_samples, **how)
     for found in texts:
         print(found, "-" * 80, sep="\n")
 

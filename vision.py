@@ -35,11 +35,7 @@ class ViT(Transformer):
         """images (B, channels, S, S), normalised → logits (B, n_class), fp32.
 
         targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that count, 0 if none does. With
-        mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the rest. ValueError for other shapes."""
-        c = self.config
-        if images.shape[1:] != (c.channels, c.image_size, c.image_size):
-            shape, wanted = (" × ".join(map(str, s)) for s in (images.shape[1:], (c.channels, *[c.image_size] * 2)))
-            raise ValueError(f"images of {shape} (channels × height × width) do not fit the model's {wanted}")
+        mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the rest."""
         x = self.stream(images)
         if targets is None:
             return self.logits(x), None

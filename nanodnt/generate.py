@@ -15,16 +15,16 @@ class KVCache:
     """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
     (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
-    needs_mask = False  # even for one new token
+    needs_mask = False  # for one new token, which sees all keys
 
     def __init__(self, size: int, length=0):
         self.size, self.length, self.k, self.v = size, length, None, None
 
     def extend(self, k, v):
-        """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values. ValueError if they do not fit."""
-        if self.length + k.shape[2] > self.size:
-            raise ValueError(f"a cache of {self.size} tokens that holds {self.length} has no room for {k.shape[2]}")
-        self.make_buffers(k)
+        """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values."""
+        if self.k is None:
+            shape = (*k.shape[:2], self.size, k.shape[3])
+            self.k, self.v = k.new_empty(shape), v.new_empty(shape)
         start, self.length = self.length, self.length + k.shape[2]
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
         return (self.k[:, :, : self.length], self.v[:, :, : self.length]) if start else (k, v)
@@ -32,41 +32,6 @@ class KVCache:
     def n_keys(self, T: int) -> int:
         """How many keys `extend` returns for T new tokens. All of them precede the last token."""
         return self.length + T
-
-    def make_buffers(self, k):
-        """Buffers for keys and values like k (B, H_kv, T, head_dim), unless there are some."""
-        if self.k is None:  # zeros: what is masked has weight 0, but 0 · NaN is NaN
-            self.k, self.v = (k.new_zeros(*k.shape[:2], self.size, k.shape[3]) for _ in range(2))
-
-
-class StaticKVCache(KVCache):
-    """The same for compiled code: `length` is a tensor (), which all layers share and the caller sets before each step,
-    and one new token gets the whole buffers, of which it sees a part. So one graph serves all lengths."""
-
-    needs_mask = True
-
-    def n_keys(self, T: int) -> int:
-        """How many keys `extend` returns. One new token sees only a part of them."""
-        return self.size if T == 1 else T
-
-    def extend(self, k, v):
-        """Append one token, or all tokens of an empty cache. Returns (keys, values)."""
-        T = k.shape[2]
-        self.make_buffers(k)
-        positions = self.length + torch.arange(T, device=k.device)
-        self.k.index_copy_(2, positions, k)
-        self.v.index_copy_(2, positions, v)
-        return (k, v) if T > 1 else (self.k, self.v)
-
-
-def last_logits(model: GPT, idx, cache):
-    """Logits (B, V) of the token after idx (B, T), which continues the cached sequence."""
-    return model(idx, cache=cache)[0][:, -1]
-
-
-def compile_one_token(backend: str = "inductor"):
-    """`last_logits` compiled, for `generate`. It compiles at the first token, once for each shape of the cache."""
-    return torch.compile(last_logits, backend=backend, fullgraph=True, dynamic=False)
 
 
 def attention_kernels(device: torch.device):
@@ -77,47 +42,34 @@ def attention_kernels(device: torch.device):
 
 
 @torch.no_grad()
-def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=None, **how):
+def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
 
     stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
-    one_token     what `compile_one_token` returns, for the steps of one token; None = eager
-    cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
-                  with all tokens but the last. They must fit it, and one_token is None. None: `generate` makes its own
     how           to draw a token: options of `sample_token`
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
     """
-    limit, prompt = model.config.block_size, idx.shape[1]
-    if cache is not None:
-        fits = cache[0].length < prompt and prompt + max_new_tokens - 1 <= cache[0].size
-        if one_token is not None or not fits:
-            why = f"cannot be continued to {prompt} tokens and {max_new_tokens} new ones, nor with one_token"
-            raise ValueError(f"a cache with {cache[0].length} of at most {cache[0].size} tokens {why}")
-    size = min(limit, prompt + max_new_tokens)
-    length = torch.zeros((), dtype=torch.long, device=idx.device)
-    cached = limit if cache is None else cache[0].length  # as if a cache were full: start with the prompt
-    new = None if cache is None else idx[:, cached:]
+    limit = model.config.block_size
+    size = min(limit, idx.shape[1] + max_new_tokens)
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
+    cached = limit  # as if a cache were full: start with the prompt
     with attention_kernels(idx.device):
         for _ in range(max_new_tokens):
-            run, tokens = one_token or last_logits, new
-            if cached == limit:  # eager, since every prompt has another length
-                run, tokens = last_logits, idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
-                cache = [StaticKVCache(size, length) if one_token else KVCache(size) for _ in model.blocks]
-                cached = 0
-            length.fill_(cached)
-            logits = run(model, tokens, cache)
+            if cached == limit:
+                tokens = idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
+                cache, cached = [KVCache(size) for _ in model.blocks], 0
+            logits = model(tokens, cache=cache)[0][:, -1]
             if not (logits.amax(-1) < math.inf).all():  # so it is for NaN
                 why = "float16 overflows, or weights are not finite"
                 raise ValueError(f"the model's logits are not finite ({why}): use --dtype=float32, another checkpoint")
             cached += tokens.shape[1]
-            new = sample_token(logits, **how)
+            tokens = sample_token(logits, **how)
             if stop is not None:
-                new = new.masked_fill(done[:, None], stop)
-                done |= new[:, 0] == stop
-            idx = torch.cat((idx, new), dim=1)
+                tokens = tokens.masked_fill(done[:, None], stop)
+                done |= tokens[:, 0] == stop
+            idx = torch.cat((idx, tokens), dim=1)
             if done.all():
                 break
     return idx

@@ -91,7 +91,8 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
 @torch.no_grad()
 def profile_admin(model: Transformer, *inputs) -> None:
     """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes: ω₁ = 1 and
-    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Only with `admin`."""
+    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Only with `admin`; the
+    model is in eval mode afterwards."""
     if not model.config.admin:
         return
     state = {"omega": 1.0}
@@ -104,9 +105,7 @@ def profile_admin(model: Transformer, *inputs) -> None:
         state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
 
     # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there when mid ends
-    training = model.training
     with ExitStack() as hooks:
-        hooks.callback(model.train, training)
         for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
             hooks.enter_context(residual.skip.register_forward_pre_hook(set_omega))
             hooks.enter_context(residual.mid.register_forward_hook(compute_next_omega))

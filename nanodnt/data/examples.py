@@ -17,8 +17,6 @@ class PreparedExamples(Tokens):
     rest of a row is padding: end of text, with targets -1. With `doc_mask` batches have positions, which begin at 0 in
     each example and in the padding."""
 
-    kind = "examples"
-
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.marks = {split: self._open(part["marks"]["file"]) for split, part in self.splits.items()}
@@ -35,10 +33,8 @@ class PreparedExamples(Tokens):
 
     def describe(self) -> str:
         lengths = self.rows["train"][1]
-        targets = int(lengths.sum()) - len(lengths)
-        filled, counted = targets / (self.n_train * self.block_size), self.counted["train"].sum() / targets
-        rows = f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
-        return f"{rows}, {counted:.0%} of the tokens count in the loss"
+        filled = (lengths - 1).sum() / (self.n_train * self.block_size)
+        return f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
 
     def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int:
         rows = self._draw(step, batch_size, offset=offset)
@@ -48,29 +44,21 @@ class PreparedExamples(Tokens):
         """First token, length and number of answer tokens of every example of a split, in the order of the file."""
         marks = self._read_values(self.marks[split], np.uint8, 0, self.splits[split]["tokens"])
         starts, expected = np.flatnonzero(marks == BEGIN), self.splits[split]["examples"]
-        answers = np.add.reduceat(marks == ANSWER, starts, dtype=np.int64) if len(starts) else starts
-        if not len(starts):
-            problem = "marks no token as the first of an example"
-        elif marks.max() > BEGIN:
-            problem = f"holds the mark {marks.max()}, and marks are 0, {ANSWER} or {BEGIN}"
-        elif starts[0]:
-            problem = "does not mark the first token as the first of an example"
-        elif len(starts) != expected:
-            problem = f"marks {len(starts):,} examples where meta.json says {expected:,}"
-        elif not answers.all():
-            problem = f"marks no answer in {(answers == 0).sum():,} examples"
-        else:
-            return starts, np.diff(starts, append=len(marks)), answers
-        raise ValueError(f"{self.marks[split].name} {problem}: prepare {self.name!r} again")
+        problem = f"{self.marks[split].name} does not mark {expected:,} examples, each with its first token"
+        if len(starts) != expected or not expected or starts[0] or marks.max() > BEGIN:
+            raise ValueError(f"{problem}: prepare {self.name!r} again")
+        answers = np.add.reduceat(marks == ANSWER, starts, dtype=np.int64)
+        if not answers.all():
+            raise ValueError(f"{problem} and an answer: prepare {self.name!r} again")
+        return starts, np.diff(starts, append=len(marks)), answers
 
     def _check_lengths(self, lengths):
         """ValueError unless all examples fit into a row; `lengths` are {split: tokens of each example}."""
         room, longest = self.block_size + 1, max(n.max() for n in lengths.values())
         if longest > room:
-            long = {split: (n > room).sum() for split, n in lengths.items()}
-            counts = " and ".join(f"{k:,} of {len(lengths[split]):,} in {split}" for split, k in long.items() if k)
+            long = sum((n > room).sum() for n in lengths.values())
             raise ValueError(
-                f"examples of {self.name!r} are longer than block_size+1 = {room} tokens ({counts}; the longest has "
+                f"{long:,} examples of {self.name!r} are longer than block_size+1 = {room} tokens (the longest has "
                 f"{longest:,}): prepare it again with --max_tokens={room - 1}, which leaves them out, or raise "
                 f"--block_size to {longest - 1} (not with init_from: a trained model keeps its own)"
             )

@@ -23,15 +23,14 @@ class PreparedImages(PreparedData):
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
     `block_size` is the tokens that the network makes of an image. `config` is a `TrainConfig`, which says what happens
-    to training images; None: nothing. ValueError where the images have one size that is not S, or files do not fit."""
-
-    kind = "images"
+    to training images; None: nothing. ValueError where files do not fit."""
 
     def __init__(self, *args, image_size: int, config=None, workers: int = 0, **settings):
         super().__init__(*args, **settings)
         self.channels, self.size, self.config = self.meta["channels"], image_size, config
         self.changes, self.mixes = (config.changes, config.mixes) if config else (False, False)
-        self._check_size(self.meta["image_size"], config.crop_padding if config else 0)
+        if config and config.crop_padding >= image_size:
+            raise ValueError(f"crop_padding={config.crop_padding} must be below image_size={image_size}")
         self.offsets, self.labels = {}, {}
         for split in self.splits:
             self.offsets[split], self.labels[split] = self._read_index(split)
@@ -114,26 +113,15 @@ class PreparedImages(PreparedData):
         except ValueError as e:
             raise ValueError(f"image {number:,} of {file.name} {e}: prepare {self.name!r} again") from None
 
-    def _check_size(self, side, crop_padding):
-        """ValueError unless the images, which have this `side` or None, can become what is asked for."""
-        asked, images = f"image_size={self.size}", f"images of {self.name!r}"
-        if side not in (None, self.size):
-            raise ValueError(f"{asked}, and {images} are {side} × {side}: set image_size={side}")
-        if self.size < 1:
-            raise ValueError(f"{asked}, and {images} have several sizes: set it to 1 or more")
-        if crop_padding >= self.size:
-            raise ValueError(f"crop_padding={crop_padding} must be below {asked}")
-
     def _read_index(self, split):
         """Where the images of a split begin in its file, and the last one ends, int64 (n + 1,); their labels (n,)."""
-        part, classes, again = self.splits[split], len(self.meta["classes"]), f"prepare {self.name!r} again"
+        part, classes = self.splits[split], len(self.meta["classes"])
         with self._open(part["offsets"]["file"]) as file, self._open(part["labels"]["file"]) as beside:
             offsets = self._read_values(file, "<u8", 0, part["images"] + 1)
             labels = self._read_values(beside, "<u2", 0, part["images"])
-        if offsets[0] or offsets[-1] != part["bytes"] or (offsets[1:] <= offsets[:-1]).any():
-            raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: {again}")
         if (most := labels.max()) >= classes:
-            raise ValueError(f"{beside.name} holds label {most}, and there are {classes:,} classes (from 0): {again}")
+            what = f"{beside.name} holds label {most}, and there are {classes:,} classes (from 0)"
+            raise ValueError(f"{what}: prepare {self.name!r} again")
         return offsets.astype(np.int64), labels.astype(np.int64)
 
 

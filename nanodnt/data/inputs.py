@@ -1,6 +1,5 @@
 """What a user names, to prepare a dataset from or to read: files, their texts and records, a place to write to."""
 
-import heapq
 import json
 import os
 import re
@@ -13,35 +12,11 @@ from nanodnt.files import DATA, check_folder, make_printable
 
 LINES = (".jsonl", ".ndjson")  # an object a line
 RECORDS = (*LINES, ".json", ".parquet")
-# Files that are not read as text, by their suffix: (what they are, what to do).
-OTHER_SUFFIXES = {
-    ".bin": ("binary", "only token ids in the form of llm.c are read, see data/local/prepare.py --help"),
-    ".csv": ("a table", "write a .jsonl file, or name it .txt to read all of it as text"),
-    ".tsv": ("a table", "write a .jsonl file, or name it .txt to read all of it as text"),
-    ".ipynb": ("a notebook", "convert it (jupyter nbconvert --to script)"),
-    ".pkl": ("a pickle, which could run code", "write its texts into a .jsonl file"),
-    ".pickle": ("a pickle, which could run code", "write its texts into a .jsonl file"),
-}
-# How files begin that are not text.
-OTHER_KINDS = {
-    b"\x1f\x8b": ("compressed by gzip", "unpack it first"),
-    b"BZh91AY&SY": ("compressed by bzip2", "unpack it first"),
-    b"\xfd7zXZ": ("compressed by xz", "unpack it first"),
-    b"(\xb5/\xfd": ("compressed by zstd", "unpack it first"),
-    b"7z\xbc\xaf": ("a 7z archive", "unpack it first"),
-    b"PK\x03\x04": ("a zip archive, or a document in one", "unpack it, or save it as plain text"),
-    b"%PDF-": ("a PDF document", "convert it to text first (pdftotext)"),
-    b"{\\rtf": ("an RTF document", "save it as plain text"),
-    b"\x89PNG": ("an image", "only text is read here"),
-    b"\xff\xd8\xff": ("an image", "only text is read here"),
-    b"PAR1\x15": ("a parquet file", "give it the suffix .parquet"),
-    b"%!PS": ("a PostScript document", "convert it to text first (ps2ascii)"),
-    b"\xff\xfe\0\0": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
-    b"\0\0\xfe\xff": ("UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"),
-    b"\xff\xfe": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
-    b"\xfe\xff": ("UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"),
-    b"version https://git-lfs": ("a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)"),
-}
+# Files that are not read as one text, by their suffix, and what to do.
+OTHER_SUFFIXES = dict.fromkeys(RECORDS, ("a file of records, not one text", "prepare it, and name the dataset"))
+OTHER_SUFFIXES |= dict.fromkeys((".csv", ".tsv"), ("a table", "write a .jsonl file, or name it .txt to read all of it"))
+OTHER_SUFFIXES[".ipynb"] = ("a notebook", "convert it (jupyter nbconvert --to script)")
+LFS_POINTER = b"version https://git-lfs"
 
 
 class Notes:
@@ -106,38 +81,42 @@ def output_folder(args, *flags: str) -> Path:
 def find_files(path: Path, notes: Notes) -> list:
     """[(name, file)] of `path`, or of the files below it, in the order of their names.
 
-    Links are followed. Left out, and noted, is what is hidden or cannot be read, and what would be read twice: a link
-    to a file or folder below `path`, or to a folder that holds `path`."""
+    Links are followed. Left out, and noted, is what is hidden or cannot be read, and what would be read twice."""
     if not path.is_dir():
         return [(path.name, path)]
-    top, found, seen = path.resolve(), {}, set()
-    waiting, links = [(path, str(top))], []  # links are followed last, so files keep their own names
-    while waiting or links:
-        place, real = waiting.pop() if waiting else heapq.heappop(links)
-        if place != path and place.name.startswith("."):
-            notes.leave_out("hidden", str(place))
-        elif place != path and top.is_relative_to(real):
-            notes.leave_out("links to a folder that holds the input", str(place))
-        elif real in seen:
-            notes.leave_out("links to what is read already", str(place))
-        elif os.path.isdir(place):
-            seen.add(real)
-            try:
-                entries = sorted(place.iterdir(), reverse=True)
-            except OSError as e:
-                notes.leave_out(f"cannot be read ({e.strerror})", str(place))
+    found, seen = {}, {_identity(path)}
+
+    def leave_out_unreadable(error):
+        notes.leave_out(f"cannot be read ({error.strerror})", str(error.filename))
+
+    for folder, folders, files in os.walk(path, onerror=leave_out_unreadable, followlinks=True):
+        names = sorted([*folders, *files])
+        folders.clear()
+        for name in names:
+            file = Path(folder, name)
+            if name.startswith("."):
+                notes.leave_out("hidden", str(file))
                 continue
-            for entry in entries:
-                if os.path.islink(entry):
-                    heapq.heappush(links, (entry, os.path.realpath(entry)))
-                else:
-                    waiting.append((entry, os.path.join(real, entry.name)))
-        elif os.path.isfile(place):
-            seen.add(real)
-            found[place.relative_to(path).as_posix()] = place
-        else:
-            notes.leave_out("neither file nor folder", str(place))
+            try:
+                identity = _identity(file)
+            except OSError as error:  # a link to nothing, or to itself
+                leave_out_unreadable(error)
+                continue
+            if identity in seen:
+                notes.leave_out("links to what is read already", str(file))
+            elif file.is_dir():
+                folders.append(name)
+            elif file.is_file():
+                found[file.relative_to(path).as_posix()] = file
+            else:
+                notes.leave_out("neither file nor folder", str(file))
+            seen.add(identity)
     return sorted(found.items())
+
+
+def _identity(path):
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 # ------------------------------------------------------------------------------------------------------------- texts
@@ -154,12 +133,8 @@ def read_text(file: Path) -> str:
 
 def read_document(file: Path) -> str:
     """`read_text` of a file that is one text by its name too: no records, no table."""
-    kind = file.suffix.lower()
-    if kind in RECORDS:
-        advice = "prepare it (data/local/prepare.py), and name the dataset"
-        raise NotText(file, "a file of records, not one text", advice)
-    if kind in OTHER_SUFFIXES:
-        raise NotText(file, *OTHER_SUFFIXES[kind])
+    if other := OTHER_SUFFIXES.get(file.suffix.lower()):
+        raise NotText(file, *other)
     return read_text(file)
 
 
@@ -167,25 +142,20 @@ def decode_text(raw: bytes, where) -> str:
     r"""Text in UTF-8 without a byte order mark, with every end of a line (\r\n, \r) as \n. `where`: for messages.
 
     ValueError, one line, where it is no such text: of another encoding, binary, compressed."""
-    _check_start(raw, where)
+    if raw.startswith(LFS_POINTER):
+        raise NotText(where, "a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)")
     if (zero := raw.find(b"\0")) >= 0:
-        raise NotText(where, "binary, no text", f"byte {zero} is 0")
+        raise NotText(where, "binary, no text", f"byte {zero} is 0; unpack or convert it first")
     try:
         text = raw.decode("utf-8-sig")  # -sig: without a byte order mark
     except UnicodeDecodeError as e:
-        raise NotText(where, "not UTF-8 text", f"byte {e.start} is not; convert it first") from None
+        raise NotText(where, "not UTF-8 text", f"byte {e.start} is not; unpack or convert it first") from None
     return unify_line_ends(text)
 
 
 def unify_line_ends(text: str) -> str:
     r"""`text` with every end of a line (\r\n, \r) as \n."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _check_start(raw, where):
-    for start, (kind, advice) in OTHER_KINDS.items():
-        if raw.startswith(start):
-            raise NotText(where, kind, advice)
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -198,17 +168,17 @@ def records(file: Path, notes: Notes, key: str | None = None):
     ValueError if the file cannot be read. A line that cannot is for `notes.leave_out_bad`."""
     kind = file.suffix.lower()
     if kind in LINES:
-        with open(file, encoding="utf-8", errors="surrogateescape") as f:  # a line that is not UTF-8 is named
+        with open(file, "rb") as f:
             for number, line in enumerate(f, 1):
                 where = place(file, number)
                 try:
-                    text = decode_text(line.encode("utf-8", "surrogateescape"), where).strip()
-                    found = text and _parse(text, where, "one object a line is needed")
+                    text = decode_text(line, where).strip()
+                    record = text and _parse(text, where, "one object a line is needed")
                 except ValueError as e:
                     notes.leave_out_bad(e)
                     continue
                 if text:
-                    yield number, found
+                    yield number, record
     elif kind == ".json":
         hint = "one array is needed; name it .jsonl if it has an object a line"
         found = _parse(read_text(file), file, hint)
@@ -236,10 +206,6 @@ def _parse(text, where, needed):
 def _read_rows(file, key):
     from pyarrow import ArrowException, parquet
 
-    with open(file, "rb") as f:
-        start = f.read(64)
-    if not start.startswith(b"PAR1"):
-        _check_start(start, file)
     try:
         table = parquet.ParquetFile(file)
         for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import re
-import shlex
+import math
 from pathlib import Path
 
 from nanodnt.files import DATA
 
 MAX_CLASSES = 1 << 16  # of images: labels are uint16
-NAMED = ("local", "local_images", "sft")  # folders of a prepare.py whose datasets get their name from --name
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
 
 
@@ -19,8 +17,6 @@ def folder_of(name: str) -> Path:
 
 
 def _advise(name):
-    if name in NAMED:
-        return f"give the --name that `python data/{name}/prepare.py` was called with"
     if name == "pystdlib_gpt2_4096":
         return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
     return f"run `python data/{name}/prepare.py`" if (DATA / name / "prepare.py").exists() else "prepare it again"
@@ -30,21 +26,13 @@ def check_not_nanogpt(folder: Path) -> None:
     """ValueError, which says what to do, where `folder` holds a dataset of nanoGPT: train.bin, val.bin and, unless they
     are of GPT-2's tokens, meta.pkl. A pickle could run code, so it is never opened."""
     pickled = (folder / "meta.pkl").is_file()
-    binary = any((folder / f"{split}.bin").is_file() for split in ("train", "val"))
-    if (folder / "meta.json").exists() or (folder / "parts").exists() or not (pickled or binary):
+    ours = (folder / "meta.json").exists() or (folder / "parts").exists()
+    if ours or not (pickled or (folder / "train.bin").is_file()):
         return
-    name, text = folder.resolve().name, folder / "input.txt"
-    if folder.resolve().parent == DATA and (folder / "prepare.py").is_file():
-        advice = _advise(name)
-    else:
-        if (DATA / name).exists() or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-            name = "from_nanogpt"
-        tokenizer = "chars" if pickled else "gpt2"
-        source = shlex.quote(str(text)) if text.is_file() else "TEXT"
-        command = f"python data/local/prepare.py --input={source} --tokenizer={tokenizer} --name={name}"
-        advice = f"run `{command}`, where {source} is the text that they were made of"
+    tokenizer = "chars" if pickled else "gpt2"
+    command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer} --name=NAME"
     what = f"{folder} is not prepared (no meta.json): it has token ids in nanoGPT's form, which are not read"
-    raise ValueError(f"dataset {what}: {advice}")
+    raise ValueError(f"dataset {what}: run `{command}`, where TEXT is the text that they were made of (input.txt)")
 
 
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
@@ -61,11 +49,8 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
         raise ValueError(f"dataset {name!r} is not prepared (no {path}): {advice}; prepared: {ready}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        kind = meta.get("kind", "text")
-        if kind not in list(DATASET_KINDS):  # a list: it may be anything, even what no dict can look up
-            known = ", ".join(DATASET_KINDS)
-            raise ValueError(f"kind {str(kind)[:20]!r} is none of {known}: use the version that prepared it")
-        named = [entry for split in ("train", "val") for entry in DATASET_KINDS[kind](meta, meta["splits"][split])]
+        list_files = DATASET_KINDS[meta.get("kind", "text")]
+        named = [entry for split in ("train", "val") for entry in list_files(meta, meta["splits"][split])]
         files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in named]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = (str(e) if type(e) is ValueError else f"{type(e).__name__}: {e}").replace("\n", " ")
@@ -89,8 +74,6 @@ def _text_files(meta, part):
     if max(ids) >= size:
         raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {size}")
     check_tokenizer(meta, "its tokenizer")
-    if _read_int({"val_text_bytes": 0} | meta, "val_text_bytes") < 0:
-        raise ValueError(f"val_text_bytes is {meta['val_text_bytes']}")
     return [(part, _read_int(part, "tokens") * {"uint16": 2, "uint32": 4}[meta["dtype"]])]
 
 
@@ -101,19 +84,18 @@ def _example_files(meta, part):
 
 
 def _image_files(meta, part):
-    side, channels, classes = meta.get("image_size", 0), meta.get("channels"), meta.get("classes")
+    side, channels, classes, n = meta["image_size"], meta["channels"], meta["classes"], part["images"]
     right = {
-        "image_size": side is None or type(side) is int and side > 0,
-        "channels": type(channels) is int and channels in (1, 3),
-        "classes": type(classes) is list and 2 <= len(classes) <= MAX_CLASSES and all(type(c) is str for c in classes),
-        "mean": _are_numbers(meta.get("mean"), channels, -1e6),
-        "std": _are_numbers(meta.get("std"), channels, 0),
+        "image_size": side is None or side > 0,
+        "channels": channels in (1, 3),
+        "classes": 2 <= len(classes) <= MAX_CLASSES,
+        "mean": len(meta["mean"]) == channels and all(map(math.isfinite, meta["mean"])),
+        "std": len(meta["std"]) == channels and all(0 < value < math.inf for value in meta["std"]),
+        "images": n > 0,
     }
     for name in right:
         if not right[name]:
-            raise ValueError(f"{name} is {repr(meta.get(name))[:80]}, which no dataset of images has")
-    if (n := _read_int(part, "images")) < 1:
-        raise ValueError(f"images is {n}")
+            raise ValueError(f"{name} is {str((part | meta)[name])[:80]}, which no dataset of images has")
     return [(part, _read_int(part, "bytes")), (part["offsets"], 8 * (n + 1)), (part["labels"], 2 * n)]
 
 
@@ -124,15 +106,15 @@ DATASET_KINDS = {"text": _text_files, "examples": _example_files, "images": _ima
 
 def check_template(found) -> None:
     """ValueError unless a meta's template is None, or has the two texts of interop/conversations/template.py."""
-    system, turn = (found.get(key) for key in ("system", "turn")) if isinstance(found, dict) else (None, None)
-    wrong = not isinstance(system, str) or not isinstance(turn, str) or system.count("{system}") != bool(system)
-    if found is not None and (wrong or turn.count("{prompt}") != 1 or not turn.endswith("{response}")):
+    if found is None:
+        return
+    try:
+        system, turn = found["system"], found["turn"]
+        right = system.count("{system}") == bool(system) and turn.count("{prompt}") == 1 and turn.endswith("{response}")
+    except (TypeError, KeyError, AttributeError):
+        right = False
+    if not right:
         raise ValueError(f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again")
-
-
-def _are_numbers(values, count, above):
-    numbers = type(values) is list and len(values) == count and all(type(v) in (int, float) for v in values)
-    return numbers and all(above < v < 1e6 for v in values)
 
 
 def _read_int(values, key):
@@ -142,9 +124,6 @@ def _read_int(values, key):
 
 
 def sha256(path) -> str:
-    """Hex digest of a file, which is read in pieces."""
-    digest = hashlib.sha256()
+    """Hex digest of a file."""
     with open(path, "rb") as f:
-        while piece := f.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(f, "sha256").hexdigest()

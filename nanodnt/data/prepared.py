@@ -10,21 +10,18 @@ from nanodnt.data.meta import folder_of, load_meta
 
 
 class PreparedData:
-    """A prepared dataset of the kind `kind`, a row of which is `block_size` tokens for the network.
+    """A prepared dataset, a row of which is `block_size` tokens for the network.
 
     A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they are, in words,
     `describe()`; and reads them: `batch(step, batch_size, rows)` and `val_batch(chosen, size)` give arrays, inputs
     first, targets second (−1 does not count), then what else the network takes. Files are read, not mapped."""
 
-    kind: str  # in meta.json
     n_train: int
     n_val: int
     stride = shifts = 1  # a row is read from its number · stride on, in an epoch further by one of so many shifts
 
     def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
         self.meta = meta or load_meta(name)  # a given one was verified
-        if (kind := self.meta.get("kind", "text")) != self.kind:
-            raise ValueError(f"dataset {name!r} is of kind {kind}, and this reads {self.kind}: choose another dataset")
         self.name, self.block_size, self.seed, self.doc_mask = name, block_size, seed, doc_mask
         self.splits = {split: self.meta["splits"][split] for split in ("train", "val")}
         self.files = {split: self._open(part["file"]) for split, part in self.splits.items()}

@@ -1,14 +1,10 @@
 """Tokenizers: text ↔ token ids, as the meta.json of a dataset, or the copy of it in a checkpoint, describes them."""
 
 import base64
-import contextlib
-import functools
 import hashlib
 import json
 import re
-import threading
-from concurrent.futures import Future
-from itertools import pairwise
+from itertools import takewhile
 
 import numpy as np
 
@@ -18,7 +14,7 @@ END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of
 TOKENIZERS = (*END_OF_TEXT, "chars", "json")
 EOT = "<|endoftext|>"  # what end of text is called in texts and in exports
 PIECE = 1 << 20  # characters that a tokenizer gets at a time, about
-STRETCH = 5_000  # GPT-2's tokenizers need time like the square of a word's length, and fail at a million blanks
+BLANKS = re.compile(r"(\s{100000})")  # tiktoken fails at a million blanks in a row, so they are cut here
 GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)
 
 
@@ -67,30 +63,20 @@ class Tokenizer:
             return list(text.encode("utf-8"))
         if self.kind == "json":
             try:
-                if len(text) < PIECE:
-                    return self.json.encode(text, add_special_tokens=False).ids
-                (found,) = call_interruptibly(self.json.encode_batch, [text], add_special_tokens=False)
-                return found.ids
+                return self.json.encode(text, add_special_tokens=False).ids
             except Exception as e:  # the library raises plain Exception
                 raise ValueError(f"the tokenizer cannot encode this text ({e})") from None
         if self.kind != "chars":
-            parts = (part for piece, _ in pieces(text) for part in cut_stretches(piece))
-            return [i for part in parts for i in self.bpe.encode_ordinary(part)]
+            return [i for part in BLANKS.split(text) for i in self.bpe.encode_ordinary(part)]
         unknown = sorted(c for c in set(text) if c not in self.ids)
         if unknown:
             raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
         return [self.ids[c] for c in text]
 
     def remarks(self, text: str) -> list:
-        """What a user should know of how `encode` reads `text`: names of special tokens in it, words that are cut."""
-        found = [f"{name} is read as ordinary text, not as a token" for name in self.special_names(text)]
-        if self.kind in ("gpt2", "gpt2_4096") and any(len(cut_stretches(piece)) > 1 for piece, _ in pieces(text)):
-            found.append(f"more than {STRETCH:,} letters, digits, signs or blanks in a row, so cut for the tokenizer")
-        return found
-
-    def special_names(self, text: str) -> list:
-        """The names of special tokens that `text` holds, each once."""
-        return sorted(set(self.special.findall(text)))
+        """What a user should know of how `encode` reads `text`: names of special tokens in it."""
+        names = sorted(set(self.special.findall(text)))
+        return [f"{name} is read as ordinary text, not as a token" for name in names]
 
     def unused_ids(self, vocab_size: int) -> list:
         """The ids below `vocab_size`, a model's, that are no token. A model must not be asked for them."""
@@ -103,10 +89,10 @@ class Tokenizer:
         """The ids that a model has seen before a text: `start`, else `bos`, else (`chars`) a newline."""
         if self.start or self.bos is not None:
             return self.start or [self.bos]
-        with contextlib.suppress(ValueError):
-            if found := self.encode("\n"):  # some tokenizers drop it
-                return found
-        raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start")
+        try:
+            return self.encode("\n")
+        except ValueError:
+            raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
 
     def decode(self, ids) -> str:
         """Text of token ids. End of text and ids beyond the vocabulary are dropped; invalid UTF-8 becomes U+FFFD."""
@@ -125,29 +111,25 @@ class Tokenizer:
             one = self.bpe.decode_single_token_bytes
             return sum(n * len(one(i)) for i, n in enumerate(np.bincount(ids).tolist()) if n and i != self.eot)
         # the tokens of a tokenizer.json are no bytes: some decoders join, or drop, spaces
-        documents = np.split(ids, np.flatnonzero(ids == self.eot) + 1) if self.eot is not None else [ids]
+        documents = np.split(ids, np.flatnonzero(ids == self.eot) + 1)
         return sum(len(self.decode(document).encode("utf-8")) for document in documents)
 
 
 def check_tokenizer(meta: dict, where) -> None:
     """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
-    kind, chars = meta.get("tokenizer"), meta.get("chars")
+    kind, size, eot, bos, chars = (meta.get(name) for name in ("tokenizer", "vocab_size", "eot", "bos", "chars"))
     if kind not in TOKENIZERS:
         raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(TOKENIZERS)}")
     if kind == "json":
-        size, ids = meta.get("vocab_size"), [meta.get(name) for name in ("eot", "bos")]
-        wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
-        if wrong or not all(i is None or type(i) is int and 0 <= i < size for i in ids):
-            raise ValueError(f"{where}: the tokenizer is json, but vocab_size, eot, bos or json is missing or wrong")
-        return
-    if kind == "chars":
-        listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
-        if not listed or len(set(chars)) < len(chars):
-            raise ValueError(f"{where}: the tokenizer is chars, but chars is not a list of different characters")
-    metas = Tokenizer.meta_for(kind, chars), meta
-    right, found = (f"vocab_size={m.get('vocab_size')!r}, eot={m.get('eot')!r}" for m in metas)
-    if found != right:
-        raise ValueError(f"{where}: tokenizer {kind!r} has {right}, but found {found}")
+        ids = [i for i in (eot, bos) if i is not None]
+        right = type(size) is int and all(type(i) is int and 0 <= i < size for i in ids) and "json" in meta
+    elif kind == "chars":
+        right = isinstance(chars, list) and all(isinstance(c, str) and len(c) == 1 for c in chars)
+        right = right and size == len(chars) == len(set(chars)) > 0 and eot is None
+    else:
+        right = (size, eot) == (END_OF_TEXT[kind] + 1, END_OF_TEXT[kind])
+    if not right:
+        raise ValueError(f"{where}: what describes the tokenizer {kind} (vocab_size, eot, bos, chars, json) is damaged")
 
 
 def same_tokenizer(a: dict, b: dict) -> bool:
@@ -172,46 +154,14 @@ def tokenizer_id(meta: dict) -> str:
 PIECE_END = re.compile(r"(?<=\S\n)(?=\S)|(?<=[^\W_])(?= [^\W_])")
 
 
-def pieces(text: str, size: int | None = None):
+def pieces(text: str, size: int = PIECE):
     """Yield (piece, whether the text ends with it). GPT-2's tokenizers give the pieces of a text, each a little longer
-    than `size` (default: PIECE), the same tokens as the whole."""
+    than `size`, the same tokens as the whole."""
     start = 0
-    while cut := PIECE_END.search(text, start + (size or PIECE)):
+    while cut := PIECE_END.search(text, start + size):
         yield text[start : cut.start()], False
         start = cut.start()
     yield text[start:], True
-
-
-@functools.cache
-def _one_kind():
-    import regex  # tiktoken needs it too
-
-    return regex.compile(r"[\s\x1c-\x1f]+|\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+")
-
-
-def cut_stretches(text: str) -> list:
-    """`text`, cut where STRETCH characters are of one kind: letters, digits, blanks or other signs. No word of GPT-2's
-    pre-tokenizer is then longer than about twice that. A text without such a stretch is one part."""
-    is_one_kind = _one_kind().fullmatch
-    cuts = {0, len(text)}
-    for start in range(0, len(text) - STRETCH + 1, STRETCH):
-        if is_one_kind(text, start, start + STRETCH):
-            cuts |= {start, start + STRETCH}
-    return [text[a:b] for a, b in pairwise(sorted(cuts))] or [text]
-
-
-def call_interruptibly(function, *args, **how):
-    """function(*args, **how), in a thread of its own: so Ctrl-C ends a long call of a library at once."""
-    answer = Future()
-
-    def call():
-        try:
-            answer.set_result(function(*args, **how))
-        except BaseException as e:
-            answer.set_exception(e)
-
-    threading.Thread(target=call, daemon=True).start()
-    return answer.result()
 
 
 # ------------------------------------------------------------------------------------------------- a tokenizer.json
@@ -265,13 +215,12 @@ def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
 
 def start_of(tokenizer) -> list:
     """The special ids that a `tokenizers.Tokenizer` puts before every text."""
-    for text in ("a", "1", " ", "\n"):  # one that it can encode
-        with contextlib.suppress(Exception):  # a character without an id, and no token for those
-            whole, alone = (tokenizer.encode(text, add_special_tokens=special).ids for special in (True, False))
-            for i in range(len(whole)) if alone else ():
-                if whole[i : i + len(alone)] == alone:
-                    return whole[:i]
-    return []
+    try:
+        found = tokenizer.encode("a")
+    except Exception:  # an alphabet of characters without this one, which has no start
+        return []
+    pairs = takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))
+    return [i for i, _ in pairs]
 
 
 # ------------------------------------------------------------------------------------------------------ GPT-2's BPE

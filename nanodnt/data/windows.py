@@ -12,8 +12,6 @@ class PreparedText(Tokens):
     moves the window boundaries and has another order. With `doc_mask` batches have positions, which begin at 0 in each
     document; the rest of a document that began before the window is one too."""
 
-    kind = "text"
-
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         T, tokens = self.block_size, {split: part["tokens"] for split, part in self.splits.items()}

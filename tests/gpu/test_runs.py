@@ -7,7 +7,7 @@ import torch
 
 import sample
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.generate import compile_one_token, generate
+from nanodnt.generate import generate
 from nanodnt.weights import model_from_checkpoint
 from support.devices import GPU
 from support.processes import finish, start, wait_for_row
@@ -114,16 +114,14 @@ def assert_same_text(a: list, b: list, exact) -> None:
 
 @on_device
 def test_samples(flags, device, tmp_path, capsys):
-    """Of sample.py on this device and on the CPU; of `generate` with its cache, eager and compiled, and without one."""
+    """Of sample.py on this device and on the CPU; of `generate` with its cache, and without one."""
     assert run(**flags("run", block_size=128)) == 0  # as long as the text
     checkpoint = load(tmp_path / "run" / "last.pt")
     tokenizer, exact = Tokenizer(checkpoint["meta"]), model_from_checkpoint(checkpoint).eval().double()
     model = model_from_checkpoint(checkpoint).eval().to(device)
     prompt = torch.tensor([tokenizer.encode("A")], device=device)
     whole = without_cache(model, prompt)
-    backend = "eager" if device == "cpu" else "inductor"
-    for one_token in (None, compile_one_token(backend=backend)):
-        cached = generate(model, prompt, NEW, temperature=0, stop=tokenizer.eot, one_token=one_token)[0].tolist()
-        assert_same_text(cached, whole, exact)
+    cached = generate(model, prompt, NEW, temperature=0, stop=tokenizer.eot)[0].tolist()
+    assert_same_text(cached, whole, exact)
     here, there = (tokenizer.encode(sampled(capsys, tmp_path / "run", where)) for where in (device, "cpu"))
     assert_same_text(here, there, exact)

@@ -1,51 +1,28 @@
-"""Runs on examples and on documents kept apart: every loss is the mean over its counted tokens, each document read by
+"""Runs on examples: every loss is the mean over its counted tokens, each document read by
 itself, however a batch is split."""
 
-from types import SimpleNamespace
+from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from model import GPT, GPTConfig
-from nanodnt.data.examples import PreparedExamples
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
-from nanodnt.run import tracking
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
-from support.examples import UNEVEN, documents, mean_loss, write_documents, write_examples
+from support.examples import UNEVEN, documents, mean_loss, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
-from support.runs import column, load, metrics, run
-from support.strikes import patched
-from support.tolerances import FOR_PRINTING, FORWARD, LOSS, roundings
+from support.runs import column, run
+from support.tolerances import LOSS, roundings
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 T, EOT = 32, 256
-COMMON = dict(doc_mask=True, batch_size=12, max_iters=12, eval_interval=6, eval_tokens=0, learning_rate=5e-3)
-KINDS = {"examples": dict(), "text": dict(pos="rope", n_kv_head=1)}
-each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """{kind: prepared folder}."""
-    folder = tmp_path_factory.mktemp("documents")
-    return {"examples": write_examples(folder / "a", **UNEVEN), "text": write_documents(folder / "b")}
-
-
-@pytest.fixture(scope="module")
-def wholes(folders, tmp_path_factory):
-    """{kind: run directory} of runs without interruption, which keep a checkpoint of every fourth step."""
-    outs = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    for kind, out in outs.items():
-        assert run(out_dir=out, dataset=folders[kind], keep_every=4, **COMMON | KINDS[kind]) == 0
-    return outs
+FLAGS = dict(doc_mask=True, batch_size=12, max_iters=12, eval_interval=6, eval_tokens=0, learning_rate=5e-3)
 
 
 def exact(path):
@@ -57,65 +34,26 @@ def examples_of(x) -> list:
     """The examples (ids, marks) of which these rows are: each begins with end of text, which no other token of it is
     but the last, its target. End of text after end of text is padding."""
     known, found = {tuple(ids[1:-1]): (ids, marks) for ids, marks in UNEVEN["train"]}, []
-    assert len(known) == len(UNEVEN["train"])
     for row in x.tolist():
         begins = [*(i for i, token in enumerate(row) if token == EOT), len(row)]
-        assert begins[0] == 0
-        found += [known[tuple(row[a + 1 : b])] for a, b in zip(begins, begins[1:], strict=False) if b > a + 1]
+        found += [known[tuple(row[a + 1 : b])] for a, b in pairwise(begins) if b > a + 1]
     return found
-
-
-def documents_of(ids) -> list:
-    """The documents (ids, marks) of a window of T + 1 tokens of a text: a new one begins at every end of text among
-    its inputs. All targets count, so that of a new document is read before it."""
-    ends = [0, *(i for i in range(1, T) if ids[i] == EOT), T]
-    return [(ids[a : b + 1], [2] + [1] * (b - a)) for a, b in zip(ends, ends[1:], strict=False)]
-
-
-def step_by_hand(kind, data, step, model) -> float:
-    """The loss of batch `step`."""
-    x, y = data.batch(step, COMMON["batch_size"])[:2]
-    if kind == "examples":
-        return mean_loss(model, examples_of(x))
-    rows = np.concatenate((x, y[:, -1:]), 1).tolist()
-    return mean_loss(model, [document for row in rows for document in documents_of(row)])
-
-
-def validation_by_hand(kind, data, model) -> float:
-    if kind == "examples":
-        return mean_loss(model, UNEVEN["val"])
-    ids = np.fromfile(data.files["val"].name, "<u2").tolist()
-    windows = [ids[i : i + T + 1] for i in range(0, len(ids) - T, T)]
-    return mean_loss(model, [document for window in windows for document in documents_of(window)])
 
 
 # ------------------------------------------------------------------------------------------------- what the loss is
 
 
-@each_kind
-def test_losses_are_those_of_documents_by_themselves(kind, folders, wholes):
+def test_losses_are_those_of_examples_by_themselves(tmp_path):
     """Of training steps, at the start and later, and of validation."""
-    data, losses = open_prepared(folders[kind], T), column(wholes[kind], "train_loss")
+    folder = write_examples(tmp_path / "data", **UNEVEN)
+    assert run(out_dir=tmp_path / "run", dataset=folder, keep_every=4, **FLAGS) == 0
+    data, losses = open_prepared(folder, T), column(tmp_path / "run", "train_loss")
     for step in (0, 4, 8):
-        by_hand = step_by_hand(kind, data, step, exact(wholes[kind] / f"step_{step}.pt"))
+        by_hand = mean_loss(exact(tmp_path / "run" / f"step_{step}.pt"), examples_of(data.batch(step, 12)[0]))
         assert losses[step + 1] == pytest.approx(by_hand, rel=LOSS), step
-    val_losses = column(wholes[kind], "val_loss")
-    assert val_losses[12] == pytest.approx(validation_by_hand(kind, data, exact(wholes[kind] / "last.pt")), rel=LOSS)
-    assert val_losses[12] < val_losses[0] - 1  # it learns
-
-
-def test_without_doc_mask_an_example_reads_those_before_it(folders, wholes, tmp_path):
-    """And still its answers alone count: against all logits of whole rows."""
-    assert run(out_dir=tmp_path, dataset=folders["examples"], keep_every=4, **COMMON | dict(doc_mask=False)) == 0
-    data = open_prepared(folders["examples"], T)
-    x, y = map(torch.from_numpy, data.batch(8, 12))
-    counted = sum(sum(mark == 1 for mark in marks) for _, marks in examples_of(x))
-    assert counted == (y != -1).sum()
-    logits = exact(tmp_path / "step_8.pt")(x)[0]
-    by_hand = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum") / counted
-    losses = [column(out, "train_loss") for out in (tmp_path, wholes["examples"])]
-    assert losses[0][9] == pytest.approx(by_hand.item(), rel=LOSS)
-    assert losses[0][1] != pytest.approx(losses[1][1], rel=1e-5)
+    val_losses = column(tmp_path / "run", "val_loss")
+    by_hand = mean_loss(exact(tmp_path / "run" / "last.pt"), UNEVEN["val"])
+    assert val_losses[12] == pytest.approx(by_hand, rel=LOSS) and val_losses[12] < val_losses[0] - 1  # it learns
 
 
 @pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
@@ -149,48 +87,3 @@ def test_a_step_is_the_mean_over_its_counted_targets(flags):
         assert error(loss, total.detach()) < roundings(8)  # shares of the batch are fp32
         assert error(norm, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])) < roundings(8)
         assert all(error(gradients[name], p.grad, floor=1e-3) < roundings(8) for name, p in model.named_parameters())
-
-
-def other_targets(batch):
-    """Examples.batch, but in batch 8 the targets that count are others."""
-
-    def tampered(self, step, *args):
-        x, y, positions = batch(self, step, *args)
-        return x, np.where(y == -1, -1, 255) if step == 8 else y, positions
-
-    return tampered
-
-
-def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(folders, wholes, tmp_path):
-    config = COMMON | dict(loss_spike=0.3, save_interval=4, keep_every=4)
-    with patched(PreparedExamples, "batch", other_targets):
-        assert run(out_dir=tmp_path, dataset=folders["examples"], **config) == 0
-    rows = [row for row in metrics(tmp_path) if "train_loss" in row]
-    assert [row["step"] for row in rows] == [*range(1, 9), *range(9, 13)] and load(tmp_path / "last.pt")["shift"] == 1
-    data = open_prepared(folders["examples"], T)
-    assert data.loss_tokens(8, 12) != data.loss_tokens(9, 12)
-    by_hand = step_by_hand("examples", data, 9, exact(tmp_path / "step_8.pt"))
-    assert column(tmp_path, "train_loss")[9] == pytest.approx(by_hand, rel=LOSS)
-
-
-def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes):
-    """Of the first validation rows, as many as a step has, with their padding."""
-    data = open_prepared(folders["examples"], T, doc_mask=True)
-    config, env = TrainConfig(batch_size=12, eval_tokens=0), Env(0, 1, torch.device("cpu"), torch.float32, False)
-    model = exact(wholes["examples"] / "last.pt")
-    inputs = tracking.Tracker(model, SimpleNamespace(param_groups=[]), data, config, env).inputs
-    rows = data.val_batch(data.validation()[:12], 12)
-    assert all(np.array_equal(*pair) for pair in zip(inputs, (rows[0], rows[2]), strict=True))
-
-    def track(*inputs) -> tuple:
-        """(largest logit of each layer, variance of the stream)."""
-        found = tracking.fetch_numbers(tracking.probe(model, *inputs))
-        return np.array(found["logit_max"]), np.array(found["stream_var"])
-
-    parts = list(documents(inputs[1]))
-    logits, variances = zip(*(track(inputs[0][row : row + 1, part]) for row, part in parts), strict=True)
-    together, masked = track(inputs[0]), track(*inputs)
-    expected = np.max(logits, 0), np.average(variances, 0, [part.stop - part.start for _, part in parts])
-    assert len(parts) > 20
-    for got, without, wanted in zip(masked, together, expected, strict=True):
-        assert got == pytest.approx(wanted, rel=FOR_PRINTING + FORWARD) and not np.allclose(without, wanted, rtol=1e-4)

@@ -1,9 +1,7 @@
 """sample.py end to end, in this process, on tiny checkpoints: one trained, the others with weights written by hand."""
 
 import io
-import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,8 +11,8 @@ import sample
 from nanodnt import generate as generation
 from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
-from support.runs import ROOT, call
-from support.sampling import TEXT, chain, make_dataset, train_run
+from support.runs import call
+from support.sampling import chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -66,22 +64,15 @@ ABC = {"a": "b", "b": "c", "c": [""], "": "a"}
 # ------------------------------------------------------------------------------------------------------- prompts
 
 
-@pytest.mark.parametrize("prompt", ["It was", "déjà → vu", " two\nlines ", "It ends here.\n"])
+@pytest.mark.parametrize("prompt", ["déjà → vu", " two\nlines\n"])
 def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monkeypatch, prompt):
-    from_flag = draw(f"--start={prompt}")
+    """A byte order mark, the ends of lines and a last newline, as an editor writes them, make no difference."""
+    from_flag, written = draw(f"--start={prompt}"), "\ufeff" + prompt.replace("\n", "\r\n") + "\r\n"
     assert all(text.startswith(prompt) and len(text) > len(prompt) for text in from_flag)
-    (tmp_path / "prompt.txt").write_bytes(prompt.encode() + b"\n")  # as an editor writes it, and echo
+    (tmp_path / "prompt.txt").write_bytes(written.encode())
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
     assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n"), encoding="utf-8"))
-    assert draw("--start_file=-") == from_flag
-
-
-def test_line_ends_and_a_byte_order_mark_of_a_prompt_are_dropped(draw, tmp_path, monkeypatch):
-    from_flag, written = draw("--start=It was\na bright\n"), b"\xef\xbb\xbfIt was\r\na bright\r\n\r\n"
-    (tmp_path / "prompt.txt").write_bytes(written)
-    assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written.encode()), encoding="utf-8"))
     assert draw("--start_file=-") == from_flag
 
 
@@ -91,29 +82,11 @@ def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch)
     code = call(sample.main, *flags, f"--start_file={tmp_path / 'prompt.txt'}")
     refusal(capsys, code, f"{tmp_path / 'prompt.txt'} is binary, no text: byte 1 is 0")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16")), encoding="utf-8"))
-    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is UTF-16: convert it first")
-
-
-def test_a_special_name_in_a_prompt_is_said(run, capsys):
-    flags = f"--out_dir={run}", "--device=cpu", "--max_new_tokens=1", "--num_samples=1"
-    assert call(sample.main, *flags, "--start=a<|endoftext|>b") == 0
-    out, err = capsys.readouterr()
-    assert err == "note: the prompt: <|endoftext|> is read as ordinary text, not as a token\n"
-    assert out.startswith("a<|endoftext|>b")
-
-
-def test_a_prompt_in_the_home_folder(draw, run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "prompt.txt").write_text("It was", encoding="utf-8")
-    (tmp_path / "run").symlink_to(run)
-    from_flag = draw("--start=It was")
-    assert draw("--start=FILE:~/prompt.txt") == draw("--start_file=~/prompt.txt", "--out_dir=~/run") == from_flag
-    assert all(text.startswith("~ hello") for text in draw("--start=~ hello"))  # a text, not a path
+    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is binary, no text")
 
 
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
-    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=5") == ["ababab"] * 2
     three = draw(f"--out_dir={out}", "--start=abx", "--max_new_tokens=5", "--num_samples=3")
     assert three == ["abxyxyxy"] * 3
 
@@ -123,48 +96,22 @@ def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
     assert len(set(draw("--start=", "--num_samples=4", "--temperature=2"))) == 4
 
 
-def test_a_prompt_longer_than_the_context(draw, drawn):
-    prompt = TEXT[:40]  # the context is 8
-    for start in (prompt, prompt[-4:]):
-        texts = draw("--temperature=1.0", "--num_samples=64", f"--start={start}")
-        assert all(text.startswith(start) for text in texts)
-    assert drawn[0].shape == (64, 40 + 24)
-    assert torch.equal(drawn[0][:, 40:], drawn[1][:, 4:])  # it goes on from the last block_size/2 tokens
-
-
 # --------------------------------------------------------------------------------------------------------- draws
 
 
 def test_the_seed_decides(draw):
     hot = ["--start=It", "--temperature=1.5", "--top_k=0"]
     first = draw(*hot, "--seed=1")
-    assert draw(*hot, "--seed=1") == first
-    assert draw(*hot, "--seed=2") != first
+    assert draw(*hot, "--seed=1") == first != draw(*hot, "--seed=2")
     assert first[0] != first[1]  # samples of one batch differ
 
 
 def test_greedy_is_deterministic(draw):
-    greedy = draw("--start=It was a", "--temperature=0", "--num_samples=5")
-    assert len(set(greedy)) == 1
-    same = ["--start=It was a", "--num_samples=5"]
-    assert draw(*same, "--temperature=0", "--seed=7") == greedy
-    assert draw(*same, "--temperature=1.0", "--top_k=1") == greedy
-    assert draw(*same, "--temperature=1.0", "--top_p=1e-9") == greedy  # the most likely token always stays
-    assert draw(*same, "--temperature=1.0", "--top_k=0") != greedy
-
-
-def test_compiled_steps_draw_the_same_text(draw, monkeypatch, run, capsys):
-    hot = ["--start=It", "--temperature=1.5", "--top_k=0"]
-    plain, steps, compile_one_token = draw(*hot), [], sample.compile_one_token
-    monkeypatch.setattr(sample, "compile_one_token", lambda: steps.append(compile_one_token("eager")) or steps[-1])
-    assert draw(*hot, "--compile=True") == plain and len(steps) == 1
-
-    def broken(*args):
-        raise RuntimeError("no compiler found\nat line 1")
-
-    monkeypatch.setattr(sample, "compile_one_token", lambda: broken)
-    code = call(sample.main, f"--out_dir={run}", "--device=cpu", "--start=It", "--compile=True")
-    refusal(capsys, code, "torch.compile failed (no compiler found)", "use --compile=False")
+    start = "--start=It was a"
+    greedy = draw(start, "--temperature=0")
+    for flags in (["--temperature=0", "--seed=7"], ["--temperature=1.0", "--top_k=1"], ["--top_p=1e-9"]):
+        assert draw(start, *flags) == greedy
+    assert draw(start, "--temperature=1.0", "--top_k=0") != greedy
 
 
 # ---------------------------------------------------------------------------------------------------- end of text
@@ -176,45 +123,25 @@ def test_stops_at_end_of_text(run, draw, drawn, tmp_path):
     assert [tuple(ids.shape) for ids in drawn] == [(3, 4)]  # no time is spent on what comes after it
 
 
-def test_each_sample_stops_at_its_own_end(run, draw, tmp_path):
-    out = chain(run, tmp_path / "chain", ABC | {"c": ["a", ""]})  # after c: again, or the end
-    texts = draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=90", "--num_samples=16", "--temperature=1.0")
-    assert all(re.fullmatch("(abc)+", text) for text in texts), texts  # 30 times c and no end: once in 10⁸
-    assert len({len(text) for text in texts}) > 1
-
-
 def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
     alphabet = Tokenizer.meta_for("chars", ["\n", "a", "b"])
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "\n", "\n": "a"}, alphabet)
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=8") == ["ab\nab\nab\n"] * 2
     assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2  # an empty prompt begins after a newline
-    out = chain(run, tmp_path / "no newline", {"a": "b", "b": "a"}, Tokenizer.meta_for("chars", ["a", "b"]))
-    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=3") == ["abab"] * 2
 
 
 # ------------------------------------------------------------------------------------- vocabulary and checkpoints
 
 
-def test_the_tokenizer_comes_from_the_checkpoint(tmp_path, draw):
-    """Training on characters, then sampling without the dataset: only the corpus' own characters, as in the text."""
-    corpus = "свобода — это рабство\n" * 30
-    data = make_dataset(tmp_path / "data", Tokenizer.meta_for("chars", sorted(set(corpus))), corpus)
-    out = train_run(tmp_path / "run", data, "--max_iters=60")
-    shutil.rmtree(data)
-    texts = draw(f"--out_dir={out}", "--start=это", "--temperature=1.0", "--max_new_tokens=50")
-    assert all(text.startswith("это") and len(text) == 53 for text in texts)
-    assert set("".join(texts)) <= set(corpus)
-
-
-@pytest.mark.parametrize("how", [("--temperature=0",), ("--temperature=1.0", "--top_k=0"), ("--top_p=0.9",)])
-def test_ids_that_are_no_token_are_never_drawn(how, run, draw, drawn, tmp_path):
+def test_ids_that_are_no_token_are_never_drawn(run, draw, drawn, tmp_path):
     """A model of 300 ids with a tokenizer of 257, as imported models have it, that would only draw id 299."""
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "c", "c": "a"})
     checkpoint = torch.load(out / "best.pt", weights_only=True)
     checkpoint["model_config"]["vocab_size"] = 300  # the weights are padded to 320
     checkpoint["model"]["head.weight"][299] = 2 * checkpoint["model"]["head.weight"][ord("a") : ord("d")].sum(0)
     torch.save(checkpoint, out / "best.pt")
-    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=7", *how) == ["abcabcab"] * 2
+    for how in ("--temperature=0", "--top_k=0"):
+        assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=7", how) == ["abcabcab"] * 2
     assert drawn[0].max() < 257
 
 
@@ -224,15 +151,6 @@ def test_best_is_the_default_and_any_checkpoint_can_be_named(run, draw, tmp_path
     flags = [f"--out_dir={out}", "--start=a"]
     assert draw(*flags) == ["ab"] * 2
     assert [draw(*flags, f"--checkpoint={name}")[0] for name in ("best.pt", "last.pt", "prev.pt")] == ["ab", "al", "ap"]
-
-
-@pytest.mark.deep
-def test_as_a_program_with_the_prompt_piped_in(run, draw):
-    argv = [f"--out_dir={run}", "--device=cpu", "--dtype=float32", "--max_new_tokens=24", "--num_samples=2"]
-    command = [sys.executable, ROOT / "sample.py", *argv, "--start_file=-"]
-    done = subprocess.run(command, input="Où était\n".encode(), capture_output=True, timeout=120)
-    expected = "".join(text + "\n" + "-" * 80 + "\n" for text in draw("--start=Où était"))
-    assert (done.returncode, done.stderr, done.stdout.decode()) == (0, b"", expected)
 
 
 @pytest.mark.parametrize(

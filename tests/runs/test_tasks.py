@@ -11,7 +11,7 @@ import train
 from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
-from support.processes import TOLERANCES, assert_same_values, finish, train_forked, wait_for_row
+from support.processes import TOLERANCES, assert_same_values
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
@@ -32,28 +32,18 @@ CASES = {  # name: (task, flags)
     "images": ("images", RANDOM),
     "experts, loss": ("experts", dict(balance_coef=0.1, z_coef=0.01, dropout=0.2)),
     "experts, adam_mini": ("experts", HG),
-    "experts, none": ("experts", dict(balance="none", optimizer="msgdw", learning_rate=0.5, n_expert_active=1)),
     "experts, blockwise": ("experts", dict(blockwise_lr=True, lr_ratio_router=2, learning_rate=2e-3, bias=True)),
     "images, muon": ("images", dict(RANDOM, optimizer="muon", pool="mean", learning_rate=1e-2)),
-    "images, msgdw, DyT": ("images", dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, qk_norm=False, optimizer="msgdw")),
-    "images, LayerScale": ("images", dict(RANDOM, **PRE, branch_scale="layerscale", activation_checkpointing=True)),
-    "LNS, Mix-LN": ("text", dict(PRE, lns="norm", residual_init="plain", post_norm_blocks=1)),
-    "unified": ("text", dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
-    "muon, original": (
-        "text",
-        dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, blockwise_lr=True, learning_rate=2e-3),
+    "images, msgdw, DyT": (
+        "images",
+        dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, qk_norm=False, optimizer="msgdw", learning_rate=0.1),
     ),
-    "adam_mini, dyt": ("text", dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4)),
-    "msgdw, nesterov": ("text", dict(optimizer="msgdw", learning_rate=0.1, nesterov=True, schedule="linear")),
-    "msgdw, dampening": ("text", dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5)),
+    "images, checkpointing": ("images", dict(RANDOM, activation_checkpointing=True)),
+    "unified": ("text", dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
     "adamw, blockwise, wsd": ("text", dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True)),
-    "DyT": ("text", dict(PRE, norm="dyt", embed_scale=True, dyt_bias=True)),
     "sigmaReparam": ("text", dict(sigma_reparam=True)),
     "Admin": ("text", dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)),
-    "Fixup": ("text", dict(norm="none", fixup=True, mid_norm="none", input_norm=False, tie_weights=False)),
-    "images, CIFAR's crops": ("images", dict(RANDOM, crop_area=1, crop_padding=2, cutmix=0)),
 }
-CASES["images, msgdw, DyT"][1].update(learning_rate=0.1)
 EACH = pytest.mark.parametrize("task", TASKS)
 
 
@@ -101,38 +91,14 @@ def test_goes_on_exactly(case, config, whole, tmp_path):
     assert losses[12] < losses[0] or case.startswith("images")  # which take longer: see test_it_learns_digits
 
 
-@pytest.mark.deep
-@EACH
-def test_a_killed_run_goes_on_exactly(task, config, tmp_path):
-    longer = config(task, max_iters=80, eval_interval=20, save_interval=7)
-    assert run(out_dir=tmp_path / "whole", **longer) == 0
-    process = train_forked(out_dir=tmp_path / "run", **longer)
-    wait_for_row(process, tmp_path / "run", some_step(8, 35))
-    process.kill()
-    finish(process, -signal.SIGKILL)
-    assert load(tmp_path / "run" / "last.pt")["step"] < 80
-    assert run(out_dir=tmp_path / "run", **longer) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
 KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("case", ["experts", "experts, loss"])
-def test_killed_anywhere(case, dataset, tmp_path):
-    command = Command(TASKS["experts"].flags | CASES[case][1])
+def test_killed_anywhere(dataset, tmp_path):
+    command = Command(TASKS["experts"].flags | CASES["experts"][1])
     reference = Trial(tmp_path / "reference", command, dataset)
     strike_all(Trial(tmp_path / "trial", command, dataset, reference), [Fault(kind, 0.4) for kind in KILLS])
-
-
-@pytest.mark.deep
-def test_two_processes_killed_anywhere(dataset, tmp_path):
-    flags = TASKS["experts"].flags | CASES["experts"][1] | dict(parallel="fsdp", n_expert=3)
-    command = Command(flags, processes=2)
-    reference = Trial(tmp_path / "reference", command, dataset)
-    faults = [Fault("SIGKILL, forward", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
-    strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
 
 
 MICRO = [(task, micro) for task in TASKS for micro in (1, 4)]
@@ -147,7 +113,6 @@ def test_the_micro_batch_makes_no_difference(case, config, folders, tmp_path):
     for name, size in (("whole", 12), ("parts", micro)):
         assert run(out_dir=tmp_path / name, **config(task, micro_batch_size=size, **PLAIN)) == 0
     assert_same_values(tmp_path / "parts", tmp_path / "whole")
-    assert task != "text" or column(tmp_path / "parts", "train_loss") != column(tmp_path / "whole", "train_loss")
     if task in ("examples", "documents"):
         assert open_prepared(folders[task], 32).n_val % 4
 

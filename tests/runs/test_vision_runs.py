@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 from nanodnt.data.images import PreparedImages
 from nanodnt.weights import model_from_checkpoint
-from support.models import error
 from support.reference import Net
 from support.runs import column, load, metrics, run
-from support.tolerances import FORWARD, LOSS, roundings
+from support.tolerances import LOSS
 from support.tracked import SIX_DIGITS
 from support.vision import AUGMENTED, TINY, equation, make_digits
 
@@ -43,17 +42,14 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
             assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
 
 
-def test_what_is_shown_is_of_images(digits, tmp_path, dataset, capsys, monkeypatch):
+def test_what_is_shown_is_of_images(digits, tmp_path, capsys, monkeypatch):
     """Their number per second, and the unit of the losses in loss.png."""
     units = []
     monkeypatch.setattr("train.draw_loss", lambda out_dir, unit: units.append(unit))
-    train(tmp_path / "vit", digits, max_iters=1)
-    row = metrics(tmp_path / "vit")[-1]
+    train(tmp_path, digits, max_iters=1)
+    row = metrics(tmp_path)[-1]
     assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 17)
-    assert " images/s  eta" in capsys.readouterr().out
-    assert run(dataset=dataset, out_dir=tmp_path / "gpt", max_iters=1) == 0
-    assert "images" not in capsys.readouterr().out.split("step 1/1")[1]
-    assert units == ["image", "token"]
+    assert " images/s  eta" in capsys.readouterr().out and units == ["image"]
 
 
 # ------------------------------------------------------------------------------------------------------ learning
@@ -78,14 +74,12 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
     """The model of a checkpoint on the validation split: `val_loss`, top-1 and top-5 from the float64 equations."""
     train(tmp_path, digits, max_iters=8, eval_interval=8, pool="mean", **RANDOM)
     found = load(tmp_path / "last.pt")
-    model = model_from_checkpoint(found)
     parts = dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, linear_bias=True, act="gelu_erf")
     net = Net(vocab=10, heads=2, kv_heads=2, blocks=2, eps=1e-6, tied=False, causal=False, **parts)
     data = PreparedImages(digits, 16, image_size=8)
     images, targets = (torch.from_numpy(part) for part in data.val_batch(data.validation(), 50))
     weights = {name: t.double() for name, t in found["model"].items()}
     logits = equation(net, weights, images.double(), 2, "mean")
-    assert error(model.eval()(images)[0], logits) < FORWARD
     row = metrics(tmp_path)[-1]
     assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=LOSS)
     order = logits.argsort(1, descending=True)
@@ -93,61 +87,25 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
         assert row[f"val_top{k}"] == pytest.approx((order[:, :k] == targets[:, None]).any(1).double().mean().item())
 
 
-def test_a_new_run_from_weights(digits, tmp_path, capsys):
-    """Fine-tuning: the network is the checkpoint's, whatever the flags say, but for dropout and stochastic depth."""
-    train(tmp_path / "first", digits, max_iters=3, pool="mean", drop_path=0.1)
-    train(tmp_path / "second", digits, max_iters=2, init_from=tmp_path / "first", drop_path=0.5, dropout=0.1)
-    first, second = (column(tmp_path / name, "val_loss") for name in ("first", "second"))
-    best = min(first.values())
-    assert second[0] == best
-    assert "pool cls → mean" in capsys.readouterr().out
-    saved = load(tmp_path / "second" / "last.pt")
-    assert "cls.weight" not in saved["model"]
-    assert (saved["model_config"]["drop_path"], saved["model_config"]["dropout"]) == (0.5, 0.1)
-
-
-def test_bf16_is_close_to_fp32(digits, tmp_path):
-    for dtype in ("float32", "bfloat16"):
-        train(tmp_path / dtype, digits, max_iters=10, dtype=dtype, label_smoothing=0.1)
-    ours, exact = (column(tmp_path / dtype, "train_loss") for dtype in ("bfloat16", "float32"))
-    assert ours == pytest.approx(exact, rel=roundings(2, torch.bfloat16)) and ours != exact
-    assert {t.dtype for t in load(tmp_path / "bfloat16" / "last.pt")["model"].values()} == {torch.float32}
-
-
 # ------------------------------------------------------------------------------------------------------- tracking
 
 
-def test_tracked_numbers(digits, tmp_path, monkeypatch):
-    """Variances of the stream, and the largest logit of all pairs: patches see later ones too."""
+def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):
+    """Patches see later ones too."""
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
     train(tmp_path, digits, max_iters=4, track_interval=2, seed=2, **RANDOM | config)
     track = column(tmp_path, "track")[4]
     model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), PreparedImages(digits, 17, image_size=8)
-    streams, logits, attend = [], [], F.scaled_dot_product_attention
+    logits, attend = [], F.scaled_dot_product_attention
 
     def note_logits(q, k, v, **how):
-        assert not how["is_causal"] and how["attn_mask"] is None
         scores = (q @ k.repeat_interleave(2, 1).mT).abs() / math.sqrt(q.shape[-1])
         logits.append((scores.max().item(), scores.tril().max().item()))
         return attend(q, k, v, **how)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", note_logits)
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
     with torch.no_grad():
-        streams.append(model.stream(torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0])))
-    variances = [((t - t.mean(-1, keepdim=True)) ** 2).mean().item() for t in streams]
-    assert track["stream_var"] == pytest.approx(variances, rel=SIX_DIGITS) and len(streams) == 3
+        model.stream(torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0]))
     assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=SIX_DIGITS)
     assert any(causal < whole for whole, causal in logits)
-    roles = {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
-    for name in ("grad_norm", "grad_kurtosis", "update_ratio", "weight_norm"):
-        assert track[name].keys() == roles and all(math.isfinite(x) and x > 0 for x in track[name].values())
-
-
-def test_blockwise_rates_are_logged(digits, tmp_path):
-    """The ratio of the patches' matrix, and of positions with the class token, is that of the flags."""
-    ratios = dict(lr_ratio_patch=3.0, lr_ratio_pos=0.5)
-    train(tmp_path, digits, max_iters=6, blockwise_lr=True, learning_rate=1e-3, warmup_iters=1, **ratios)
-    row = metrics(tmp_path)[1]
-    assert row["lr_patch"] / row["lr"] == pytest.approx(3) and row["lr_pos"] / row["lr"] == pytest.approx(0.5)
+    assert track["grad_norm"].keys() == {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}

@@ -51,24 +51,6 @@ def example(*turns, begin=256, eot=256) -> tuple:
     return ids, marks
 
 
-def random_example(rng, tokens: int, eot=256) -> tuple:
-    """An example of exactly `tokens` (2 or more) tokens, with one to three turns where they fit."""
-    ends = {tokens - 1, *rng.integers(1, tokens, rng.integers(0, 3)).tolist()}  # where answers end
-    ids, marks, start = [eot], [2], 1
-    for end in sorted(ends):
-        answer = int(rng.integers(0, end - start + 1))  # its tokens, without end of text
-        ids += [*rng.integers(97, 123, end - start).tolist(), eot]
-        marks += [0] * (end - start - answer) + [1] * (answer + 1)
-        start = end + 1
-    return ids, marks
-
-
-def random_examples(seed: int, n: int, low: int = 2, high: int = 17) -> list:
-    """n examples of `low` to `high` tokens."""
-    rng = np.random.default_rng(seed)
-    return [random_example(rng, int(rng.integers(low, high + 1))) for _ in range(n)]
-
-
 def shouts(seed: int, n: int, letters: int = 6) -> list:
     """n examples that are easy to learn: the answer is the prompt's word in capitals."""
     rng = np.random.default_rng(seed)

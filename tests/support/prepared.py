@@ -135,5 +135,11 @@ def assert_refused(main, home, flags, words):
 
 def list_files_backwards(monkeypatch):
     """Another file system lists files in another order."""
-    iterdir = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda self: sorted(iterdir(self), reverse=True))
+    walk = os.walk
+
+    def walk_backwards(*args, **how):
+        for folder, folders, files in walk(*args, **how):
+            folders.sort(reverse=True)
+            yield folder, folders, sorted(files, reverse=True)
+
+    monkeypatch.setattr(os, "walk", walk_backwards)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from layers.attention import attend, document_blocks, visible_keys
 from model import GPTConfig
-from nanodnt.generate import KVCache, StaticKVCache, compile_one_token, generate
+from nanodnt.generate import KVCache
 from nanodnt.run import compilation, tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
 from nanodnt.run.environment import Env
@@ -372,63 +372,18 @@ def test_without_positions_all_that_is_cached_is_one_document(name):
         assert error(torch.cat((start, end), 1), model(idx, positions=whole)[0]) < 1e-11
 
 
-STATIC = [(name, compiled, apart) for name in CACHED for compiled in (False, True) for apart in (True, False)]
-
-
-@pytest.mark.parametrize("case", spread(STATIC, fast=(("learned", False, True), ("llama, S5", True, True))), ids=str)
-@fresh_compiler()
-def test_documents_in_a_static_cache(case):
-    """It has room for more tokens than come, and holds anything there. Compiled, there is one graph."""
-    (name, compiled, apart), (idx, _, positions) = case, batch_of(ROWS)
-    model, length = build(dict(CACHED[name], block_size=30), 2 - compiled), torch.zeros((), dtype=torch.long)
-    cache = [StaticKVCache(30, length) for _ in model.blocks]
-    step = torch.compile(model, backend="eager", fullgraph=True, dynamic=False) if compiled else model
-    torch._dynamo.utils.counters.clear()
-    with torch.no_grad():
-        found = [model(idx[:, :6], positions=positions[:, :6] if apart else None, cache=cache)[0]]
-        for layer in cache:
-            layer.k[:, :, 6:], layer.v[:, :, 6:] = 100.0, -100.0
-        for t in range(6, T):
-            length.fill_(t)
-            found.append(step(idx[:, [t]], positions=positions[:, [t]] if apart else None, cache=cache)[0])
-        assert error(torch.cat(found, 1), model(idx, positions=positions if apart else None)[0]) < 1e-11
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
-
-
-@cached_layouts
-@pytest.mark.parametrize("rows, options", ((1, dict(temperature=0)), (3, dict(temperature=1.5, top_k=20))), ids=str)
-def test_a_conversation_goes_on_in_its_cache(name, options, rows):
-    """Turn by turn the tokens that the whole conversation gives without a cache; also where an answer ends early."""
-    for stops in (False, True):
-        model, cache = cached(name, size=40)
-        talk, drawn = tokens(rows, 4), [torch.Generator().manual_seed(6) for _ in range(2)]
-        stop = int(generate(model, talk, 3, generator=drawn[0].clone_state(), **options)[0, -1]) if stops else None
-        for turn, (said, new) in enumerate(((0, 6), (5, 1), (1, 7), (3, 13))):  # the last tokens fill the model
-            talk = torch.cat((talk, tokens(rows, said, seed=turn)), 1)
-            expected = generate(model, talk, new, generator=drawn[0], stop=stop, **options)
-            talk = generate(model, talk, new, generator=drawn[1], stop=stop, cache=cache, **options)
-            assert torch.equal(talk, expected)
-            assert [layer.length for layer in cache] == [talk.shape[1] - 1] * len(model.blocks)
-        assert talk.shape[1] < 40 if stops and rows == 1 else stops or talk.shape[1] == 40
-
-
 @cached_layouts
 def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
     model, cache = cached(name, size=9)
     idx, _, positions = (t[:, :12] for t in batch_of(ROWS))
-    talk = generate(model, idx[:, :4], 3, temperature=0, cache=cache)
+    in_parts(model, cache, idx[:, :6], None, (6,))
     kept = [(layer.length, layer.k.clone(), layer.v.clone()) for layer in cache]
     for wrong in (
         lambda: model(idx[:, :4], cache=cache),
         lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
         lambda: model(idx[:, :10], positions=positions[:, :10]),
-        lambda: generate(model, torch.cat((talk, idx[:, :3]), 1), 2, cache=cache),
-        lambda: generate(model, talk[:, :6], 1, cache=cache),
-        lambda: generate(model, talk, 1, cache=cache, one_token=compile_one_token("eager")),
-        lambda: model(idx[:, :3], cache=[KVCache(2) for _ in model.blocks]),
     ):
-        why = "a sequence of 10 tokens does not fit block_size=9$|cannot be continued to|has no room for 3$"
-        with pytest.raises(ValueError, match=why):
+        with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9$"):
             wrong()
     for layer, (length, k, v) in zip(cache, kept, strict=True):
         assert layer.length == length == 6 and torch.equal(layer.k, k) and torch.equal(layer.v, v)

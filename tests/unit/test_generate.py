@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from nanodnt.generate import attention_kernels, compile_one_token, generate, sample_token
+from nanodnt.generate import attention_kernels, generate, sample_token
 from support import reference
 from support.depth import spread
 from support.models import LLAMA, POST, S5, build, tokens
-from support.operators import fresh_compiler
 
 
 def plain_loop(model, idx, n, temperature=0.0, generator=None):
@@ -41,25 +40,6 @@ def test_generate_equals_a_plain_loop(flags, lengths):
     out = generate(model, idx, new, temperature=1.3, generator=seeded[0])
     assert torch.equal(out, plain_loop(model, idx, new, 1.3, seeded[1]))
     assert out.shape == (3, prompt + new) and torch.equal(out[:, :prompt], idx)
-
-
-COMPILED = {"rope": dict(S5, pos="rope", n_kv_head=2), "learned": dict(norm="dyt", lns="norm", mlp="swiglu")}
-COMPILING = [("rope", "eager"), ("learned", "eager"), ("rope", "inductor")]
-
-
-@pytest.mark.parametrize("case", spread(COMPILING, fast=COMPILING[:1]), ids=str)
-def test_a_compiled_step_is_one_graph_for_all_lengths(case):
-    """The same tokens as without a compiler, greedy and drawn, also past block_size; error_on_recompile is on."""
-    torch._dynamo.utils.counters.clear()
-    name, backend = case
-    model, idx, long = build(dict(COMPILED[name], block_size=20)), tokens(2, 5), tokens(2, 30)
-    with fresh_compiler():
-        one_token = compile_one_token(backend)
-        for prompt, new, options in ((idx, 18, dict(temperature=0)), (long, 10, dict(temperature=1.3, top_k=20))):
-            seeded = [torch.Generator().manual_seed(4) for _ in range(2)]
-            plain = generate(model, prompt, new, generator=seeded[0], **options)
-            assert torch.equal(generate(model, prompt, new, generator=seeded[1], one_token=one_token, **options), plain)
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_gpu_s_cached_attention_is_not_cudnn_s():
@@ -96,13 +76,11 @@ def test_padding_tokens_are_never_sampled(tied):
     """Even if their rows of the output table would give them by far the largest logits."""
     model = build(dict(tie_weights=tied))
     table = (model.wte if tied else model.head).weight
-    assert table.shape == (64, 16)
     with torch.no_grad():
         table[50:57], table[57:] = 1e4, -1e4  # whatever the sign of the stream's sum, some padding token wins
-    for prompt in (tokens(64, 2), tokens(64, 12)):
-        for options in (dict(temperature=0), dict(), dict(temperature=100.0), dict(top_k=60), dict(top_p=0.999)):
-            out = generate(model, prompt, 3, generator=torch.Generator().manual_seed(0), **options)
-            assert out.max() < 50, options
+    for options in (dict(temperature=0), dict(temperature=100.0), dict(top_k=60)):
+        out = generate(model, tokens(64, 12), 3, generator=torch.Generator().manual_seed(0), **options)
+        assert out.max() < 50, options
 
 
 @pytest.mark.parametrize(
@@ -110,23 +88,12 @@ def test_padding_tokens_are_never_sampled(tied):
     (
         (dict(), {0, 1, 2, 3}),
         (dict(temperature=0), {1}),
-        (dict(temperature=0, top_k=3, top_p=0.9), {1}),
-        (dict(temperature=0.02), {1}),
         (dict(top_k=1), {1}),
-        (dict(top_k=2), {1, 3}),
         (dict(top_k=3), {0, 1, 3}),
-        (dict(top_k=4), {0, 1, 2, 3}),
         (dict(top_k=99), {0, 1, 2, 3}),
-        (dict(top_p=1.0), {0, 1, 2, 3}),
         (dict(top_p=0.91), {0, 1, 2, 3}),
-        (dict(top_p=0.89), {0, 1, 3}),
-        (dict(top_p=0.76), {0, 1, 3}),
-        (dict(top_p=0.74), {1, 3}),
-        (dict(top_p=0.51), {1, 3}),
         (dict(top_p=0.49), {1}),
-        (dict(top_p=0.0), {1}),
         (dict(top_k=2, top_p=0.6), {1}),  # of the two that top_k leaves, token 1 has p = 2/3
-        (dict(top_k=2, top_p=0.7), {1, 3}),
         (dict(top_p=0.51, temperature=0.5), {1}),  # probabilities squared: .25 of .345
     ),
     ids=str,
@@ -139,19 +106,17 @@ def test_sampling_support(options, support):
 
 def test_sampling_treats_rows_apart():
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9]]).log().repeat(500, 1)
-    for options, expected in ((dict(top_k=2), [{0, 1}, {1, 2}]), (dict(top_p=0.6), [{0, 1}, {1, 2}, {2}])):
+    for options, last in ((dict(top_k=2), {0, 1, 2}), (dict(top_p=0.6), {2})):
         out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options).view(500, 3)
-        assert [set(column.tolist()) for column in out.T][: len(expected)] == expected
+        assert [set(column.tolist()) for column in out.T] == [{0, 1}, {1, 2}, last]
 
 
 @pytest.mark.parametrize(
     "options, p",
     (
         (dict(), (0.64, 0.32, 0.04)),
-        (dict(temperature=0.5), (0.64**2, 0.32**2, 0.04**2)),
         (dict(temperature=2.0), (0.8, 0.32**0.5, 0.2)),
         (dict(top_k=2), (0.64, 0.32, 0)),
-        (dict(top_p=0.9), (0.64, 0.32, 0)),
     ),
     ids=str,
 )

@@ -25,9 +25,9 @@ def test_a_checkpoint_without_newer_flags_has_their_defaults():
 @pytest.mark.parametrize(
     "flags, weights, words",
     (
-        (dict(mid_norm="both"), dict(), "mid.gain absent"),
-        (dict(), dict(extra=torch.zeros(2)), "extra absent"),
-        (dict(), {"wte.weight": None}, "wte.weight absent"),
+        (dict(mid_norm="both"), dict(), "mid.gain is absent"),
+        (dict(), dict(extra=torch.zeros(2)), "extra is torch.Size([2]), not absent"),
+        (dict(), {"wte.weight": None}, "wte.weight is absent"),
     ),
     ids=str,
 )
@@ -36,33 +36,29 @@ def test_a_checkpoint_that_does_not_fit_is_refused(flags, weights, words):
     checkpoint = dict(model_config=asdict(model.config) | flags, model=model.state_dict() | weights)
     with pytest.raises(ValueError) as caught:
         model_from_checkpoint(checkpoint)
-    for word in words.split():
-        assert word in str(caught.value), str(caught.value)
+    assert words in str(caught.value)
 
 
 # -------------------------------------------------------------------------------------------------------------- Admin
 
 
-@pytest.mark.parametrize("training", (True, False))
 @pytest.mark.parametrize(
     "flags, net",
     (
         (dict(), dict()),
         (dict(norm="layernorm", bias=True, init_std=0.3), LAYERNORM_NET),
         (dict(LLAMA, init="xavier", lns="branch", dropout=0.5), dict(LLAMA_NET, lns="branch")),
-        (dict(pre_norm="both", mid_norm="attn"), dict(attn="pre mid post", mlp="pre post")),
     ),
     ids=str,
 )
-def test_admin_profiles_its_vectors(flags, net, training):
+def test_admin_profiles_its_vectors(flags, net):
     idx = batch()[0]
     flags = {**SIZE, "n_layer": 3, **POST, **flags, "admin": True}
-    model = GPT(GPTConfig(**flags)).double().train(training)
+    model = GPT(GPTConfig(**flags)).double()
     before = floats(model)
     net = replace(NET, blocks=3, admin=True, **{**POST_NET, **net})
     expected = reference.admin_omegas(net, before, idx)
     profile_admin(model, idx)
-    assert model.training == training == model.blocks[0].attn.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     after = floats(model)
     assert len(expected) == 6 and list(expected.values())[0] == 1.0
