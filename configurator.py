@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # what is answered instead of doing anything
 
-# Flags of nanoGPT that do not exist here, and what to do instead.
+# Flags that do not exist, of nanoGPT or of earlier versions, and what to do instead.
 RENAMED = {
     "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step over all devices, "
     "and micro_batch_size, what one device holds at a time",
@@ -42,6 +42,7 @@ RENAMED = {
     "report": "analyze.py writes report.md where several runs are named",
     "smooth": "loss.png averages training losses over 5% of the run",
     "real_data": "data=random, or dataset",
+    "compile": "only train.py and bench.py compile: leave it out",
 }
 ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
 ALLOWED += "names assigned above, + - * / // % **"
