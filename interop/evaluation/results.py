@@ -31,14 +31,16 @@ def read_results(folder: str) -> dict:
     return tasks
 
 
-def write_results(folder: str, new: dict) -> dict:
-    """Put entries into a run directory's evaluation.json, over those of the same tasks. Returns all, {task: entry}."""
-    tasks = read_results(folder) | finite(new)
+def write_results(folder: str, found: dict, without: str, about: dict) -> None:
+    """Put entries {task: entry} into a run directory's evaluation.json, over those of the same tasks. `without`: what
+    is put behind the names of tasks. `about`: what all entries get."""
+    for entry in found.values():
+        entry["settings"]["dtype"] = about["dtype"]
+    tasks = read_results(folder) | finite({task + without: entry | about for task, entry in found.items()})
     content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
     make_folder(Path(folder), "--out_dir")
     # the name of a file may be no text: JSON has the same escapes
     write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8", "backslashreplace")))
-    return tasks
 
 
 def suite_means(tasks: dict) -> dict:
@@ -69,11 +71,10 @@ def mean_entry(entries: dict) -> dict:
     return {f"answers, mean of {len(entries)}": entry}
 
 
-def compare_results(runs: dict, only=None) -> list:
-    """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
+def compare_results(runs: dict) -> list:
+    """The lines of a table with a column for each run, {folder: {task: entry}}.
     What was measured with other settings has a row of its own: numbers side by side can be compared."""
     head, rows, cells = [""], {}, {}  # rows: {key: the row's name}
-    runs = {folder: {t: e for t, e in tasks.items() if only is None or t in only} for folder, tasks in runs.items()}
     for folder, tasks in runs.items():
         steps = sorted({entry["step"] for entry in tasks.values()})
         head.append(f"{folder}, step{'s' * (len(steps) > 1)} {', '.join(map(str, steps)) or '-'}")

@@ -34,7 +34,7 @@ class EvaluateConfig:
     # --- the tasks text and answers ---
     input: str = ""  # text: a text file (UTF-8), or a prepared dataset, by name or folder: its validation windows are
     #   read. answers: a prepared dataset of examples, of which the validation split is read; a file of records (.jsonl,
-    #   .json or .parquet, as for data/sft/prepare.py); a folder of such files; or several of these, with commas between
+    #   .json or .parquet, as for data/sft/prepare.py); or a folder of such files
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window before; 0 = none
     max_answer_tokens: int = 32  # answers: exact_match counts those of up to so many tokens, with end of text; 0 = all
     template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the run's own
@@ -47,11 +47,9 @@ class EvaluateConfig:
     gen_kwargs: str = ""  # settings of generation, instead of the tasks': temperature=0.7,do_sample=True
     seed: int = 1234  # of the choice of few-shot examples, and of sampled text
     # --- how ---
-    batch_size: int = 16  # of one forward pass, on each process, in sequences of block_size: no shorter texts have more
-    #   tokens together; changes no result but by rounding
+    batch_size: int = 16  # sequences of one forward pass; changes no result but by rounding
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
-    timeout_s: int = 1800  # a process gives up after waiting this long for the others
 
     def check(self):
         """ValueError for values that mean nothing, or contradict each other."""
@@ -65,7 +63,6 @@ class EvaluateConfig:
             ("limit", self.limit >= 0, "0 or more"),
             ("seed", 0 <= self.seed < 2**32, "0 or more, and below 2**32"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("timeout_s", self.timeout_s >= 1, "at least 1"),
         ):
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
