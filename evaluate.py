@@ -65,9 +65,10 @@ def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
         for number in left_out[folder]:
             without = f" without block {number}" if number else ""
             print(f"evaluating {run.source}, step {run.step}{without}", flush=True)
-            with without_block(run.model, number):
-                found = {its.task: score(run.model, its, config.batch_size, unused) for its in sources[folder]}
-            write_results(folder, found | mean_entry(found), without, about | {"step": run.step})
+            if sources[folder]:
+                with without_block(run.model, number):
+                    found = {its.task: score(run.model, its, config.batch_size, unused) for its in sources[folder]}
+                write_results(folder, found | mean_entry(found), without, about | {"step": run.step})
             for name in names:  # each is written at once: a later one may fail
                 found = harness.run_task(name, lm, number, tasks, config)
                 write_results(folder, found, without, about | {"step": run.step})

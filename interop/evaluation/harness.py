@@ -16,7 +16,8 @@ from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.write import code_cache, write_pretrained
 from nanodnt.weights import Trained, without_block
 
-logging.getLogger("lm_eval").setLevel(logging.ERROR)
+for library in ("lm_eval", "transformers"):
+    logging.getLogger(library).setLevel(logging.ERROR)
 
 
 @contextmanager
@@ -36,7 +37,9 @@ def find_tasks(names: list, folder: str) -> TaskManager:
     """The harness's tasks and those in `folder`. ValueError where one of `names` is none of them."""
     if folder and not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}: task_folder holds YAML files of tasks")
-    manager = TaskManager(include_path=folder or None)
+    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
+    if manager is None or not set(names) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=folder or None)  # which reads the harness's 14,000 files
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(f"there is no task {name!r}: `lm_eval ls tasks` lists those of lm-evaluation-harness")
