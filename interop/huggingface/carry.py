@@ -19,15 +19,12 @@ START = "interop.huggingface.modeling_nanodnt"  # the module that `transformers`
 def carried_files(root: Path = ROOT) -> dict:
     """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by imports. ValueError for
     an import that cannot be made relative."""
-    texts, wanted, first = {}, [START], flat_name(START)
+    texts, wanted = {}, [START]
     while wanted:
         module = wanted.pop()
         if flat_name(module) not in texts:
             texts[flat_name(module)], needed = carried_text(module, root)
             wanted += needed
-    # version 4 of `transformers` copies only what the first file imports, which it sees in the file's text
-    texts[first] += "\n\nif False:  # lists for `transformers` all the files that belong to this one\n"
-    texts[first] += "".join(f"    from .{name} import __name__\n" for name in sorted(texts.keys() - {first}))
     return {f"{name}.py": text for name, text in texts.items()}
 
 
