@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from interop.evaluation.settings import EvaluateConfig
-from interop.huggingface.write import code_cache, write_pretrained
+from interop.huggingface.write import write_pretrained
 from nanodnt.weights import Trained, without_block
 
 for library in ("lm_eval", "transformers"):
@@ -52,7 +52,7 @@ def load_model(trained: Trained, batch_size: int, device: torch.device, dtype: t
     if trained.tokenizer.bos is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
         raise ValueError(f"{what} has no token that begins or ends a text, as tasks need: use --tasks=text")
-    with code_cache(), tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "export"
         write_pretrained(trained.model, trained.meta, folder, target="nanodnt", check=False)
         how = dict(device=str(device), dtype="float32", trust_remote_code=True)

@@ -46,10 +46,6 @@ def open_text(name: str, overlap: int, trained: Trained) -> Source:
         text = read_document(Path(name))
     except ValueError as e:
         raise ValueError(f"input {e}") from None
-    notes = Notes()
-    for remark in trained.tokenizer.remarks(text):
-        notes.add(remark, name)
-    notes.print()
     try:
         first = trained.tokenizer.new_document()[-1]
     except ValueError:
@@ -107,9 +103,8 @@ def open_answers(config: EvaluateConfig, trained: Trained) -> list:
     name = read_path(config.input)
     is_folder = Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file()
     if not is_folder and not Path(name).is_file():
-        for flag in ("template", "prompt_key", "response_key"):
-            if getattr(config, flag) != getattr(EvaluateConfig, flag):
-                raise ValueError(f"{flag} is for files of records: the dataset {name} has its own template")
+        if config.template:
+            raise ValueError(f"template is for files of records: the dataset {name} has its own")
         examples, meta = read_dataset(name, "examples", trained)
         return [as_source(name, examples, meta.get("template"), meta["splits"]["val"]["sha256"], config, trained)]
     notes = Notes()
@@ -122,7 +117,7 @@ def open_answers(config: EvaluateConfig, trained: Trained) -> list:
         raise ValueError(f"{why}: name one, --template={', '.join(TEMPLATES)}")
     sources = []
     for file in files:
-        found = conversations(Path(file), config.prompt_key, config.response_key, notes)
+        found = conversations(Path(file), notes=notes)
         examples = [answers_of(pair) for *_, pair in encode_all(found, trained.tokenizer, template, notes)]
         sources.append(as_source(file, examples, asdict(template), sha256(file), config, trained))
     notes.print()

@@ -65,10 +65,9 @@ def mean_entry(entries: dict) -> dict:
         return {}
     mean = sum(one["value"] for one in found) / len(found)
     stderr = math.hypot(*(one["stderr"] for one in found)) / len(found)
-    inputs = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
-    settings = dict(max_answer_tokens=next(iter(inputs.values()))["max_answer_tokens"], inputs=inputs)
-    entry = dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=settings)
-    return {f"answers, mean of {len(entries)}": entry}
+    metrics = dict(exact_match=dict(value=mean, stderr=stderr))
+    settings = dict(inputs={name: dict(entries[name]["settings"]) for name in sorted(entries)})
+    return {f"answers, mean of {len(found)}": dict(metrics=metrics, settings=settings)}
 
 
 def compare_results(runs: dict) -> list:
@@ -92,12 +91,9 @@ def compare_results(runs: dict) -> list:
 
 def describe(task: str, settings: dict) -> str:
     """A task's name with the settings that are not the default."""
-    shots, limit, overlap = (settings.get(name) for name in ("num_fewshot", "limit", "overlap"))
-    parts = [task, shots is not None and f"{shots}-shot", limit and f"first {limit}", overlap and f"overlap {overlap}"]
-    parts += [settings.get("gen_kwargs"), settings.get("doc_mask") and "documents apart"]
-    if (longest := settings.get("max_answer_tokens", default := EvaluateConfig.max_answer_tokens)) != default:
-        parts.append(f"answers of up to {longest} tokens" if longest else "answers of any length")
-    return ", ".join(filter(None, parts))
+    told = ("num_fewshot", "limit", "gen_kwargs", "overlap", "max_answer_tokens", "doc_mask")
+    changed = [key for key in told if key in settings and settings[key] != getattr(EvaluateConfig, key, False)]
+    return ", ".join([task, *(f"{key}={settings[key]}" for key in changed)])
 
 
 def show(value, stderr=None) -> str:

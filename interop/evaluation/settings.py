@@ -18,8 +18,7 @@ SUITES = {
     # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
-OF_ANSWERS = ("max_answer_tokens", "template", "prompt_key", "response_key")
-OF_TASK = {"overlap": "text"} | dict.fromkeys(OF_ANSWERS, "answers")  # flag: the task that it belongs to
+OF_TASK = {"overlap": "text", "max_answer_tokens": "answers", "template": "answers"}  # the task that a flag belongs to
 
 
 @dataclass
@@ -38,8 +37,6 @@ class EvaluateConfig:
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window before; 0 = none
     max_answer_tokens: int = 32  # answers: exact_match counts those of up to so many tokens, with end of text; 0 = all
     template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the run's own
-    prompt_key: str = "prompt"  # answers: the key of a record's prompt
-    response_key: str = "response"  # answers: the key of a record's response
     # --- tasks of lm-evaluation-harness ---
     num_fewshot: int | None = None  # examples in the prompt; None = as each task has it, mostly 0
     limit: int = 0  # only the first documents of each task; 0 = all
@@ -53,9 +50,8 @@ class EvaluateConfig:
 
     def check(self):
         """ValueError for values that mean nothing, or contradict each other."""
-        files = [path for folder in self.folders() for path in (Path(folder), *Path(folder).parents) if path.is_file()]
         for name, ok, allowed in (
-            ("out_dir", self.folders() and not files, "a run directory"),
+            ("out_dir", self.folders(), "a run directory"),
             ("without_block", self.without_block == "" or self.task_names(), "left out where there are no tasks"),
             ("overlap", self.overlap >= 0, "0 or more"),
             ("max_answer_tokens", self.max_answer_tokens >= 0, "0 or more"),

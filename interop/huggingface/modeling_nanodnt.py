@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import torch
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.generation import StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from model import GPT, GPTConfig
@@ -69,17 +68,10 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.network = GPT(GPTConfig(**config.network), seed=torch.initial_seed())
         self.network.set_runtime(balance_coef=0.0)
-        for tensor in (*self.network.parameters(), *self.network.buffers()):
-            tensor._is_hf_initialized = not tensor.is_meta  # GPT has set the values, unless a file is to bring them
         self.post_init()
 
     def _init_weights(self, module):
-        """Called for each module that may have parameters without values: the file should have brought them."""
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        missing = {id(tensor) for tensor in own if not getattr(tensor, "_is_hf_initialized", False)}
-        if missing:
-            names = [n for n, t in self.state_dict(keep_vars=True).items() if id(t) in missing]
-            raise ValueError(f"the weights lack {', '.join(names)}, or have other shapes: export the model again")
+        """Nothing: GPT has set the values, unless a file is to bring them."""
 
     def forward(
         self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0,
@@ -133,13 +125,6 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             if router.choice_bias is not None:  # its gradient is a count, which would be all of the gradient's norm
                 router.choice_bias.requires_grad_(False)
         return super().train(mode)
-
-    def generate(self, inputs=None, **kwargs):
-        """As in `transformers`; texts end where the longest, with its padding, fills the context."""
-        longest = self.config.max_position_embeddings
-        ends = [lambda ids, *_, **__: torch.full((len(ids),), ids.shape[1] >= longest, device=ids.device)]
-        ends += kwargs.pop("stopping_criteria", None) or []
-        return super().generate(inputs, stopping_criteria=StoppingCriteriaList(ends), **kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, cache_position=None, next_sequence_length=None,

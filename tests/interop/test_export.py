@@ -1,9 +1,7 @@
 """Exports: an architecture of `transformers` that computes the same, where there is one; tokenizers; the command."""
 
 import json
-import os
 import resource
-import signal
 import sys
 from types import SimpleNamespace
 
@@ -207,7 +205,7 @@ def test_the_same_tokenizer():
         assert same_tokenizer(old, meta) and same_tokenizer(meta, old) and not same_tokenizer(old, CHARS)
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json", "config.json", "nowhere"])
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json", "nowhere"])
 def test_where_the_end_of_text_is_named(where, tmp_path):
     save_tokenizer(LIKE_LLAMA, tmp_path)
     named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>"}
@@ -265,17 +263,15 @@ def export_it(out_dir, to, *flags) -> int:
     return call(export.main, f"--out_dir={out_dir}", f"--to={to}", *flags)
 
 
-def test_the_command(begun, tmp_path, monkeypatch, capsys):
-    """What lies beside stays, and transformers' own copies of code, in the user's home, do not grow."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
-    to, path = tmp_path / "a" / "b", list(sys.path)
+def test_the_command(begun, tmp_path, capsys):
+    """What lies beside stays."""
+    to = tmp_path / "a" / "b"
     (tmp_path / "a" / "b.partial").mkdir(parents=True)
     assert export_it(begun, to) == 0
     out = capsys.readouterr().out
     assert f"best.pt, step 10, as nanodnt in float32: {to} (transformers computes the same)" in out
     assert "trust_remote_code=True" in out
-    assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"] and sys.path == path
-    assert not (tmp_path / "cache").exists()
+    assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"]
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
     assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
@@ -319,8 +315,7 @@ def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
 def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert export_it(begun, tmp_path / "x") == export_it(begun, tmp_path / "y", "--compare=False") == 0
-    out = capsys.readouterr().out
-    assert "(not compared: transformers is not installed)" in out and "(not compared)" in out
+    assert capsys.readouterr().out.count("(not compared)") == 2
 
 
 def test_a_full_disk_is_one_line(begun, tmp_path, capsys):
@@ -332,16 +327,6 @@ def test_a_full_disk_is_one_line(begun, tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
     err = capsys.readouterr().err
     assert err.startswith("error: cannot write") and err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-def test_sigterm_leaves_nothing(begun, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    kept = signal.getsignal(signal.SIGTERM)
-    try:
-        assert export_it(begun, tmp_path / "x") == 143
-    finally:
-        signal.signal(signal.SIGTERM, kept)
-    assert not list(tmp_path.iterdir())
 
 
 def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
@@ -356,9 +341,7 @@ def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("layout", [LAYERNORM, S5], ids=["gpt2", "nanodnt"])
-def test_a_pipeline_writes_what_we_write(layout, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+def test_a_pipeline_writes_what_we_write(layout, tmp_path):
     ours = build(layout | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
     write_pretrained(ours, BPE, tmp_path / "it", check=False)
     writer = transformers.pipeline("text-generation", model=str(tmp_path / "it"), trust_remote_code=True)
