@@ -12,10 +12,11 @@ import torch
 from interop.evaluation.inputs import windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
-from nanodnt.data.tokenizer import Tokenizer, json_meta
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.weights import load_trained
 from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
 from support.examples import write_records
+from support.peers import chatml_tokenizer
 from support.runs import column, contents, quick_runs, run
 from support.tolerances import LOSS
 
@@ -111,25 +112,11 @@ def test_a_dataset_has_training_s_loss(runs):
     assert sum(f"text {file}  " in row and "-" not in row.split() for row in rows) == 3
 
 
-def json_tokenizer() -> dict:
-    """The meta of a tokenizer.json: pairs of bytes, so that tokens cut characters in two."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Library
-
-    library = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator([TEXT * 5], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    library.add_special_tokens([AddedToken("<end>", special=True)])
-    return json_meta(library.to_str(), "<end>")
-
-
 @pytest.mark.parametrize("kind", ["bytes", "chars", "gpt2_4096", "json"])
 def test_bytes_of_tokens(kind):
     """Of any stretch of whole characters; end of text has none."""
     if kind == "json":
-        tokenizer = Tokenizer(json_tokenizer())
+        tokenizer = Tokenizer(chatml_tokenizer())
     else:
         tokenizer = Tokenizer(Tokenizer.meta_for(kind, sorted(set(TEXT))))
     end = [] if tokenizer.eot is None else [tokenizer.eot]
