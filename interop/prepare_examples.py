@@ -27,11 +27,7 @@ def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
 
 def check_flags(args) -> tuple:
     """(meta of the tokenizer, template). ValueError for flags of `add_flags` that are wrong in themselves."""
-    if args.max_tokens is not None and args.max_tokens < 1:
-        raise ValueError(f"--max_tokens={args.max_tokens} must be at least 1")
     template = named_template(args.template)
-    if args.tokenizer == "chars":
-        raise ValueError("--tokenizer=chars has no end of text, with which every answer ends: use bytes or gpt2_4096")
     tokenizer = find_tokenizer(args.tokenizer)
     if tokenizer["eot"] is None:
         raise ValueError(f"--tokenizer={args.tokenizer} names no end of text (eos_token), with which every answer ends")

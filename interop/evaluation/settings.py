@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from configurator import PathName, read_path
-from interop.conversations.template import named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
 DYT15 += " truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
@@ -78,8 +77,6 @@ class EvaluateConfig:
         for flag, task in OF_TASK.items():
             if task not in names and getattr(self, flag) != getattr(EvaluateConfig, flag):
                 raise ValueError(f"{flag} belongs to the task {task}: add it to --tasks, or leave it out")
-        if self.template:
-            named_template(self.template)
 
     def folders(self) -> list:
         """The run directories, each once."""

@@ -75,7 +75,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0,
-        return_dict=None, cache=None, **kwargs,
+        cache=None, **kwargs,
     ):  # fmt: skip
         """input_ids (B, T) → logits (B, T, vocab_size) in fp32, and with labels (B, T) the loss.
 
@@ -86,7 +86,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep   how many logits, counted from the end, or their positions; 0 = all
         """
         for name, value in kwargs.items():  # arguments of other models must not be ignored
-            if name != "num_items_in_batch" and value is not None and value is not False:
+            if name not in ("num_items_in_batch", "return_dict") and value is not None and value is not False:
                 raise ValueError(f"this network does not take {name}: leave it out")
         cache = past_key_values if cache is None else cache
         if cache is None and (not self.training if use_cache is None else use_cache):
@@ -103,9 +103,9 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             if positions is not None:  # what stands after padding has nothing to be predicted from
                 labels = labels.masked_fill(positions == 0, -100)
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+            items = kwargs.get("num_items_in_batch")
+            loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=items)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
 
     def _positions(self, mask, input_ids, cache):
         """(B, T) positions of input_ids, which start anew where padding ends or begins, so that tokens and padding do

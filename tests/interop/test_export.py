@@ -277,20 +277,8 @@ def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, 
     assert capsys.readouterr().out.count("(not compared)") == 2
 
 
-def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
-    def fail(*args, **how):
-        raise OSError("no such model\nat all")
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    assert export_it(begun, tmp_path / "x") == 1
-    err = capsys.readouterr().err
-    assert "transformers cannot load the export as nanodnt (OSError: no such model), nothing was written" in err
-    assert "--compare=False" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("layout", [LAYERNORM, S5], ids=["gpt2", "nanodnt"])
-def test_a_pipeline_writes_what_we_write(layout, tmp_path):
-    ours = build(layout | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
+def test_a_pipeline_writes_what_we_write(tmp_path):
+    ours = build(S5 | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
     write_pretrained(ours, BPE, tmp_path / "it", check=False)
     writer = transformers.pipeline("text-generation", model=str(tmp_path / "it"), trust_remote_code=True)
     tokenizer, prompt = Tokenizer(BPE), "The end of"
