@@ -179,20 +179,15 @@ def entry_of(value=0.25, metric="acc", step=7, **settings) -> dict:
 
 
 def test_the_mean_of_a_list_of_tasks():
-    config = EvaluateConfig(tasks="text, dyt15,wic,hellaswag")
-    names = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte truthfulqa_mc1 "
-    assert config.task_names() == ["text", *(names + "truthfulqa_mc2 wic winogrande").split()]
     suite, eight = SUITES["dyt15"], "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa"
-    assert EvaluateConfig(tasks="commonsense8").task_names() == eight.split()
+    assert EvaluateConfig(tasks="text, commonsense8,boolq").task_names() == ["text", *eight.split()]
     assert len(suite) == 15 and {task for task, metric in suite.items() if metric != "acc"} == {"record"}
     tasks = {task: entry_of(i / 100, metric) for i, (task, metric) in enumerate(suite.items())}
     assert suite_means(tasks)["dyt15"]["metrics"]["mean of 15 [I]"]["value"] == pytest.approx(0.07)
-    assert suite_means(tasks | dict(social_iqa=entry_of())).keys() == {"dyt15", "commonsense8"}
     last = compare_results({"a": tasks, "b": {}})[-1]
     assert last.startswith("dyt15  mean of 15 [I]") and last.split()[-2:] == ["0.0700", "-"]
-    others = [entry_of(step=8), entry_of(limit=5), entry_of(metric="f1"), entry_of(None)]
-    for changed in ({k: e for k, e in tasks.items() if k != "wic"}, *(tasks | dict(wic=other) for other in others)):
-        assert suite_means(changed) == {} and "mean" not in "".join(compare_results({"a": changed}))
+    for other in (entry_of(step=8), entry_of(limit=5), entry_of(metric="f1"), entry_of(None)):
+        assert suite_means(tasks | dict(wic=other)) == {}
 
 
 def test_other_settings_have_a_row_of_their_own():

@@ -17,7 +17,7 @@ from interop.huggingface.write import write_pretrained
 from layers.moe import balance_loss
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
-from support.models import S5, batch, build, error, gradients
+from support.models import batch, error, gradients
 from support.peers import CHARS, PEERS, edit_config, make_peer, read_model, save_tokenizer
 from support.tolerances import FORWARD, GRADIENTS, roundings
 
@@ -230,22 +230,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(case, llama):
     assert [word for word in words.split() if word not in message] == [], message
 
 
-def test_damage_to_an_export_of_ours(tmp_path):
-    """Every tensor is there, has its shape, and no other is."""
-    folder = tmp_path / "ours"
-    write_pretrained(build(S5, dtype=torch.float32), CHARS, folder)
-    good, name = load_file(folder / "model.safetensors"), "network.blocks.0.attn.f.q.weight"
-    assert read_model(folder).config.mid_norm == "both"
-    for tensors in (
-        {k: t for k, t in good.items() if k != name},
-        good | {name: good[name][:1]},
-        good | {"x": good[name].clone()},
-    ):
-        save_file(tensors, folder / "model.safetensors")
-        with pytest.raises(ValueError, match=r"ours cannot be used: .*(f.q.weight|x) is"):
-            read_model(folder)
-
-
 def test_a_larger_tokenizer_is_refused(llama):
     save_tokenizer(Tokenizer.meta_for("bytes"), llama)
     with pytest.raises(ValueError, match="its tokenizer has 257 tokens, its model only 50"):
@@ -270,16 +254,3 @@ def test_without_a_network(monkeypatch):
     words = r"gpt2 is no folder, and could not be fetched \(OSError: no route\): check name and network$"
     with pytest.raises(ValueError, match=f"^openai-community/{words}"):
         read_pretrained("openai-community/gpt2")
-
-
-def test_a_download(monkeypatch, folders):
-    """The files that are asked for, and the folder that is then read."""
-    import huggingface_hub
-
-    def download(name, **how):
-        assert name == "gpt2" and how["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja"]
-        assert how["ignore_patterns"] == ["*/*", "consolidated*"]
-        return folders["GPT-2"]
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert read_pretrained("gpt2")[0].n_embd == 16

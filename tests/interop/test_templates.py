@@ -60,31 +60,11 @@ def test_two_turns_in_chatml():
     assert whole.encode(whole.decode(ids[1:], skip_special_tokens=False), add_special_tokens=False).ids == ids[1:]
 
 
-def test_a_start_of_several_tokens():
-    tokenizer = Tokenizer(starting_tokenizer())  # [0, 1] before a text; a is 3; end of text is 2
-    found = encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab", "c"))
-    assert found == ([0, 1, 3, 4, 5, 2], [2, 0, 0, 0, 1, 1])
-    assert encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab"))[0] == [0, 1, 3, 4]
-
-
-@mark.parametrize(
-    "name, text",
-    [
-        ("chat", "User: Hi there\nAssistant:\n"),
-        (
-            "alpaca",
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-            "\n\n### Instruction:\nHi there\n\n### Response:\n",
-        ),
-        ("chatml", "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"),
-        ("plain", "Hi there"),
-    ],
-)
-def test_a_prompt_is_tokenised_as_one_text(name, text):
-    assert encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
-    ids, marks = encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there", "Yes, do."))
-    if name != "plain":  # after a newline the answer has the tokens that it has in the whole text
-        assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]
+def test_a_prompt_is_tokenised_as_one_text():
+    text = "User: Hi there\nAssistant:\n"
+    assert encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
+    ids, marks = encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there", "Yes, do."))
+    assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]  # after a newline an answer's tokens are its own
     assert sum(marks) == 2 + len(GPT2_4096.encode("Yes, do.")) + 1
 
 
@@ -136,12 +116,6 @@ def test_special_tokens_are_the_templates_alone(template):
         assert counts[0][tokenizer.eot] == 3 + (tokenizer is CHATML and template is TEMPLATES["chatml"]) * 3
     ids, marks = encode_conversation(CHATML, template, evil)
     assert CHATML.decode([i for i, value in zip(ids, marks, strict=True) if value == 1]) == EVIL * 2
-
-
-def test_of_several_names_the_longest_counts_and_white_space_is_text():
-    tokenizer = Tokenizer(chatml_tokenizer("bytes", "  ", "<x", "<x>"))  # 259, 260, 261
-    ids, _ = encode_conversation(tokenizer, Template("", "<x>  {prompt}\n{response}"), chat("a  b", "c  d"))
-    assert ids == [END, 261, 259, *b"a", 259, *b"b\nc", 259, *b"d", END]
 
 
 # --------------------------------------------------------------------------------------------------------- templates
