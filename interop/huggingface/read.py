@@ -25,10 +25,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
             weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
             config = empty_model_like(dict(model_config=theirs["network"], model=weights)).config
         else:
-            try:
-                config = config_from_theirs(theirs)
-            except (TypeError, AttributeError, OverflowError) as e:  # no version writes such values
-                raise ValueError(f"its config.json is damaged ({e})") from None
+            config = config_from_theirs(theirs)
             prefix = FAMILIES[theirs["model_type"]].prefix
             tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
             if config.tie_weights:
@@ -37,8 +34,10 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         meta = read_tokenizer(folder)
         if meta and meta["vocab_size"] > config.vocab_size:
             raise ValueError(f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}")
-    except (ValueError, KeyError) as e:
+    except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:  # no version writes such values
+        raise ValueError(f"{name} cannot be used: one of its .json files is damaged ({e})") from None
     config.dropout = dropout
     if block_size and block_size < config.block_size:
         config.block_size = block_size
@@ -67,10 +66,7 @@ def read_tensors(folder: Path) -> dict:
 
     files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index.name} is damaged") from None
+        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
     found = {}
     for file in files:
         try:

@@ -199,15 +199,6 @@ def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
     assert found["tokenizer"] == "json" and Tokenizer(found).start == [4095] == Tokenizer(found).new_document()
 
 
-def test_a_text_begins_with_the_declared_token():
-    """Where the template has none: for an empty prompt, and in evaluations, as in transformers' harness."""
-    meta = LIKE_LLAMA | {"json": json.dumps(json.loads(LIKE_LLAMA["json"]) | {"post_processor": None})}
-    assert Tokenizer(meta).start == [] and Tokenizer(meta).new_document() == [0]
-    assert Tokenizer(meta | {"bos": None}).new_document() == [1] == [Tokenizer(meta | {"bos": None}).bos]
-    with pytest.raises(ValueError, match="eot, bos"):
-        Tokenizer(meta | {"bos": 999})
-
-
 # --------------------------------------------------------------------------------------------------------- the command
 
 

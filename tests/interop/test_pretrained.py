@@ -197,7 +197,7 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "half of the biases": (edit(attention_bias=True), "attention_bias=True mlp_bias=False"),
     "another activation": (edit(hidden_act="gelu"), "hidden_act=gelu silu"),
     "a size of the wrong type": (edit(num_hidden_layers="two"), "n_layer='two'"),
-    "RoPE of the wrong type": (edit(rope_parameters="fast"), "config.json is damaged"),
+    "RoPE of the wrong type": (edit(rope_parameters="fast"), ".json damaged"),
     "another width": (edit(intermediate_size=32), "gate_proj [24, 16]"),
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
     "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 larger"),
@@ -208,7 +208,7 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "config is no JSON": (write("config.json", "{"), "config.json is damaged"),
     "index with strange files": (
         write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
-        "index.json damaged",
+        ".json files is damaged",
     ),
     "tokenizer without a model": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer cannot be read"),
     "a run directory": (write("config.json", "{}"), "no config.json of a model (a run is named by --out_dir,"),
