@@ -19,7 +19,6 @@ from nanodnt.data.inputs import Notes
 from nanodnt.data.meta import check_template
 
 AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
-CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,9 @@ def check_messages(messages: list, last: str | None = None) -> None:
             what = f"message {number} has the role {role!r}, where {' or '.join(AFTER[before])} is due"
             raise ValueError(f"{what}: after at most one system message, user and assistant alternate")
         if not isinstance(content, str):
-            raise ValueError(f"the {CALLED[role]} (message {number}) is of type {type(content).__name__}, not text")
+            raise ValueError(f"message {number}, of the {role}, is of type {type(content).__name__}, not text")
         if not content.strip():
-            raise ValueError(f"the {CALLED[role]} (message {number}) is empty or only white space")
+            raise ValueError(f"message {number}, of the {role}, is empty or only white space")
         before = role
     if last not in (before, None):
         raise ValueError(f"the last message has the role {before}, where {last} is due")

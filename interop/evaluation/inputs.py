@@ -42,10 +42,7 @@ def open_text(name: str, overlap: int, trained: Trained) -> Source:
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
         settings |= {"doc_mask": True} if trained.doc_mask else {}
         return Source(f"text {name}", examples, settings, n_bytes)
-    try:
-        text = read_document(Path(name))
-    except ValueError as e:
-        raise ValueError(f"input {e}") from None
+    text = read_document(Path(name))
     try:
         first = trained.tokenizer.new_document()[-1]
     except ValueError:

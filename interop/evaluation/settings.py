@@ -49,18 +49,13 @@ class EvaluateConfig:
 
     def check(self):
         """ValueError for values that mean nothing, or contradict each other."""
-        for name, ok, allowed in (
-            ("out_dir", self.folders(), "a run directory"),
-            ("without_block", self.without_block == "" or self.task_names(), "left out where there are no tasks"),
-            ("overlap", self.overlap >= 0, "0 or more"),
-            ("max_answer_tokens", self.max_answer_tokens >= 0, "0 or more"),
-            ("num_fewshot", self.num_fewshot is None or self.num_fewshot >= 0, "None, 0 or more"),
-            ("limit", self.limit >= 0, "0 or more"),
-            ("seed", 0 <= self.seed < 2**32, "0 or more, and below 2**32"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-        ):
-            if not ok:
-                raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
+        for name, least in dict(overlap=0, max_answer_tokens=0, num_fewshot=0, limit=0, seed=0, batch_size=1).items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name}={value} must be {least} or more")
+        if not self.folders():
+            raise ValueError(f"out_dir={self.out_dir} must be a run directory")
+        if self.without_block and not self.task_names():
+            raise ValueError(f"without_block={self.without_block} must be left out where there are no tasks")
         if self.init_from and len(self.folders()) > 1:
             raise ValueError(f"init_from is one model, so out_dir={self.out_dir} must be one folder, for its results")
         if self.init_from and any(Path(self.folders()[0]).glob("*.pt")):

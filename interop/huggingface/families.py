@@ -6,6 +6,7 @@ A family is Pre-LN with one kind of norm, position and FFN. Its configuration an
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from model import GPT, GPTConfig
 
@@ -206,23 +207,23 @@ def matches(config: GPTConfig, kind: str) -> list:
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
-    expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
-    zeros = [name for name in expected if name.endswith(FAMILIES[kind].absent)]
-    tensors = {name: torch.zeros(expected[name].shape) for name in zeros} | tensors
-    for name, t in expected.items():
-        if name not in tensors:
-            raise ValueError(f"the tensor {name} is missing")
-        if tensors[name].shape != t.shape:
-            raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
-    if extra := sorted(tensors.keys() - expected.keys()):
-        raise ValueError(f"the tensor {extra[0]} is unknown")
+    wanted, found, left = GPT.empty(config).state_dict(), {}, dict(tensors)
     for theirs, ours, transposed in matches(config, kind):
-        parts = [tensors[name].T if transposed else tensors[name] for name in theirs]
+        if missing := [name for name in theirs if name not in left]:
+            if not missing[0].endswith(FAMILIES[kind].absent):
+                raise ValueError(f"the tensor {missing[0]} is missing")
+            found[ours[0]] = torch.zeros(wanted[ours[0]].shape)
+            continue
+        parts = [left.pop(name) for name in theirs]
         whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]
-        for name, part in zip(ours, whole.chunk(len(ours)), strict=True):
-            rows = len(wanted[name]) - len(part)
-            found[name] = torch.cat((part, part.new_zeros(rows, part.shape[1]))) if rows else part
+        for name, part in zip(ours, (whole.T if transposed else whole).chunk(len(ours)), strict=True):
+            length = config.vocab_size if name in ("wte.weight", "head.weight") else len(wanted[name])
+            if part.shape != (length, *wanted[name].shape[1:]):
+                raise ValueError(f"the tensor {theirs[0]} is {list(whole.shape)}, which config.json does not allow")
+            rows = len(wanted[name]) - length
+            found[name] = F.pad(part, (0, 0, 0, rows)) if rows else part
+    if left:
+        raise ValueError(f"the tensor {min(left)} is unknown")
     return found
 
 

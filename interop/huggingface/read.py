@@ -36,7 +36,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
             raise ValueError(f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}")
     except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
-    except (KeyError, TypeError, AttributeError, OverflowError) as e:  # no version writes such values
+    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:  # no version writes such values
         raise ValueError(f"{name} cannot be used: one of its .json files is damaged ({e})") from None
     config.dropout = dropout
     if block_size and block_size < config.block_size:

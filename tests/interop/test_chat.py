@@ -64,7 +64,8 @@ def test_lines_that_are_no_prompt_have_an_empty_answer(chat):
     code, out, err = chat(b"hi\n\nd\xe9\nxy")
     assert (code, out) == (0, "bc\n\n\nbc\n")
     blank, other = err.splitlines()
-    assert blank.startswith("left out: the prompt") and other.startswith("left out: this line is not UTF-8 text")
+    assert blank == "left out: message 3, of the user, is empty or only white space"
+    assert other.startswith("left out: this line is not UTF-8 text")
 
 
 def test_an_answer_of_no_token_is_forgotten(chat):

@@ -225,7 +225,7 @@ FILES = {
 }
 BAD = [
     ("input=form.jsonl", "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
-    ("input=empty.jsonl", "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
+    ("input=empty.jsonl", "line 1: message 2, of the assistant, is empty or only white space in {'prompt': 'a'"),
     ("input=list.jsonl", "line 1: cannot be read in {'instruction': ['a'], 'input'"),
     ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
     ("input=object.json", "object.json is no array of records"),

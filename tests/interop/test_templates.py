@@ -152,8 +152,8 @@ def of(*roles):
         ([{"role": ["user"], "content": "x"}], "message 1 has the role ['user'], where"),
         (of("user", "user", "assistant"), "message 2 has the role 'user', where assistant is due"),
         (of("system", "assistant"), "message 2 has the role 'assistant', where user is due"),
-        (chat("a", ""), "the response (message 2) is empty or only white space"),
-        (chat("a", [{"type": "text", "text": "b"}]), "the response (message 2) is of type list, not text"),
+        (chat("a", ""), "message 2, of the assistant, is empty or only white space"),
+        (chat("a", [{"type": "text", "text": "b"}]), "message 2, of the assistant, is of type list, not text"),
     ],
 )
 def test_messages_that_are_no_conversation(messages, words):
