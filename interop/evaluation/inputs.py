@@ -42,7 +42,10 @@ def open_text(name: str, overlap: int, trained: Trained) -> Source:
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
         settings |= {"doc_mask": True} if trained.doc_mask else {}
         return Source(f"text {name}", examples, settings, n_bytes)
-    text = read_document(Path(name))
+    try:
+        text = read_document(Path(name))
+    except ValueError as e:
+        raise ValueError(f"input {e}") from None
     try:
         first = trained.tokenizer.new_document()[-1]
     except ValueError:
