@@ -153,12 +153,6 @@ def test_each_part_that_we_lack_is_refused(key, folders):
         families.config_from_theirs(theirs | {key: value})
 
 
-def test_rope_that_says_it_is_plain(folders):
-    theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
-    theirs["rope_parameters"] = dict(rope_type="default", type="default", rope_theta=3e5, partial_rotary_factor=1.0)
-    assert families.config_from_theirs(theirs).rope_theta == 3e5
-
-
 def test_heads(folders):
     """Qwen3's are 128 wide where it does not say, and a remainder of n_embd/n_head is no default."""
     theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
