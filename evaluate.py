@@ -5,7 +5,6 @@ python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # 
 python evaluate.py --out_dir=out/sft --tasks=answers --input=faq.jsonl        # nats per token of answers, exact match
 python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
-torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,text --input=README.md
 python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15   # a model of Hugging Face
 python evaluate.py --out_dir=out/lns_350m --tasks=arc_easy --without_block=all   # without each block, as LNS's Fig. 3
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
@@ -15,8 +14,8 @@ block is another task: "arc_easy without block 3". The blocks that are left keep
 """
 
 import importlib.util
+import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import nanodnt.run.before_torch  # noqa: F401  # isort: skip
@@ -30,66 +29,49 @@ from interop.huggingface.read import load_pretrained
 from nanodnt.files import check_folder
 from nanodnt.generate import find_unused
 from nanodnt.run.directory import run_record
-from nanodnt.run.environment import environment
+from nanodnt.run.environment import Env, environment
 from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.weights import load_trained, without_block
 
-COUNTS = "{answers:,} answers in {examples:,} examples, {answer_tokens:,} tokens; exact_match counts {short_answers:,}"
+TIMEOUT_S = 60  # for other processes, of which there are none
 
 
-def evaluate_runs(config: EvaluateConfig, env) -> list:
-    """The lines of a table of every run on every task; what is found is written. All ranks must call it."""
+def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
+    """Evaluate every run on every task, and write what is found, one task or group after the other."""
     folders = config.folders()
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
         read_results(folder)
-        if env.is_main:
-            check_folder(Path(folder), "--out_dir")
+        check_folder(Path(folder), "--out_dir")
     if config.init_from:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
     left_out = {folder: config.left_out(run.model.config.n_layer, run.source) for folder, run in runs.items()}
-    sources = {folder: open_sources(config, run, env) for folder, run in runs.items()}
-    contents = [(source.task, source.settings["sha256"]) for found in sources.values() for source in found]
-    env.check_same({"contents of the input": contents})
-    in_harness = [name for name in config.task_names() if name not in ("text", "answers")]
-    harness = import_harness() if in_harness else None
-    tasks = harness.load_tasks(in_harness, config, env) if harness else []
+    sources = {folder: open_sources(config, run) for folder, run in runs.items()}
+    names = [name for name in config.task_names() if name not in ("text", "answers")]
+    harness = import_harness() if names else None
+    tasks = harness.find_tasks(names, config.task_folder) if names else None
     record = run_record()
-    about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device), processes=env.world_size)
+    about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device))
     about |= dict(dtype=str(env.dtype).removeprefix("torch."), batch_size=config.batch_size, date=record["started"])
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
-    shown, evaluated = {}, set()
-
-    def evaluate_run(run, own_sources):
-        """Yield {task: entry}, one task or group after the other. The model may lack a block meanwhile."""
-        model, entries = run.model.to(env.device).set_runtime(compute_dtype=env.dtype), {}
-        unused = find_unused(model, run.tokenizer)
-        for source in own_sources:
-            entry = entries[source.task] = score(model, source, config.batch_size, env, unused)
-            if source.eot is not None:
-                limit = config.max_answer_tokens or "any number of"
-                env.print(f"{source.task}: {COUNTS.format(**entry)} with at most {limit} tokens")
-            yield {source.task: entry}
-        yield mean_entry(entries)
-        for name, task in tasks:
-            yield harness.run_task(name, task, run, config, env)
 
     for folder in folders:
-        run, own_sources = runs.pop(folder), sources.pop(folder)
+        run = runs.pop(folder)
+        lm = harness.load_model(run, config.batch_size, env.device, env.dtype) if names else None
+        run.model.to(env.device).set_runtime(compute_dtype=env.dtype)
+        unused = find_unused(run.model, run.tokenizer)
         for number in left_out[folder]:
             without = f" without block {number}" if number else ""
-            env.print(f"evaluating {run.source}, step {run.step}{without}")
-            with without_block(run.model, number):
-                for found in evaluate_run(run, own_sources):  # written at once: a later task may fail
-                    for entry in found.values():
-                        entry["settings"]["dtype"] = about["dtype"]
-                    if env.is_main and found:
-                        entries = {task + without: entry | about | {"step": run.step} for task, entry in found.items()}
-                        shown[folder] = write_results(folder, entries)
-                        evaluated |= {*found, *entries}  # the whole model beside it, if it was evaluated before
-    return compare_results(shown, evaluated)
+            print(f"evaluating {run.source}, step {run.step}{without}", flush=True)
+            if sources[folder]:
+                with without_block(run.model, number):
+                    found = {its.task: score(run.model, its, config.batch_size, unused) for its in sources[folder]}
+                write_results(folder, found | mean_entry(found), without, about | {"step": run.step})
+            for name in names:  # each is written at once: a later one may fail
+                found = harness.run_task(name, lm, number, tasks, config)
+                write_results(folder, found, without, about | {"step": run.step})
 
 
 def import_harness():
@@ -108,15 +90,15 @@ def import_harness():
 def main() -> int:
     (config,), _ = configure(EvaluateConfig, description=__doc__)
     config.check()
-    if not config.task_names():
-        found = {folder: read_results(folder) for folder in config.folders()}
-        if missing := [folder for folder, tasks in found.items() if not tasks]:
-            raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
-        print("\n".join(compare_results(found)))
-        return 0
-    with environment(config.device, config.dtype, config.timeout_s) as env:
-        env.check_same({**asdict(config), "device": None})
-        env.print("\n".join(evaluate_runs(config, env)))
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("evaluations run in one process: start evaluate.py with python, not with torchrun")
+    if config.task_names():
+        with environment(config.device, config.dtype, TIMEOUT_S) as env:
+            evaluate_runs(config, env)
+    found = {folder: read_results(folder) for folder in config.folders()}
+    if missing := [folder for folder, tasks in found.items() if not tasks]:
+        raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
+    print("\n".join(compare_results(found)))
     return 0
 
 

@@ -7,7 +7,6 @@ A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that
 it lacks, LNS's for one, are multiplied into the weights. Every other takes its code along: trust_remote_code=True.
 """
 
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 
 from configurator import PathName, configure
 from interop.huggingface.write import write_pretrained
-from nanodnt.run import signals
 from nanodnt.run.errors import reports_errors
 from nanodnt.weights import load_trained
 
@@ -38,17 +36,12 @@ class ExportConfig:
 @reports_errors
 def main() -> None:
     (config,), _ = configure(ExportConfig, description=__doc__)
-    for ending in signals.heeded():
-        if ending != signal.SIGINT:  # which is an exception already: it removes what is half written
-            signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     if not config.to:
         raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
     trained = load_trained(config.out_dir, config.checkpoint)
     how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
     kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)
     seen = "transformers computes the same" if checked else "not compared"
-    if config.compare and not checked:
-        seen += ": transformers is not installed"
     code = ", trust_remote_code=True" if kind == "nanodnt" else ""
     print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({seen})")
     print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')

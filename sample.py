@@ -29,7 +29,7 @@ from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
 from nanodnt.weights import Trained, load_trained
 
-NOT_IN_CHAT = dict(start="", start_file="", num_samples=1)  # what a chat can only be given as
+NOT_IN_CHAT = ("start", "start_file", "num_samples")
 
 
 @dataclass
@@ -67,8 +67,8 @@ class SampleConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
         if self.start and self.start_file:
             raise ValueError("start and start_file both give a prompt: keep one")
-        for name, allowed in NOT_IN_CHAT.items() if self.chat else ():
-            if name in given and getattr(self, name) != allowed:
+        for name in NOT_IN_CHAT if self.chat else ():
+            if name in given:
                 raise ValueError(f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}")
         if (self.template or self.system) and not self.chat:
             raise ValueError("template and system are for a chat: add --chat, or leave them out")

@@ -3,7 +3,6 @@
 Beside token ids it has train.marks and val.marks, a byte a token: ANSWER (its end of text included), BEGIN, or 0."""
 
 import argparse
-import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -28,11 +27,7 @@ def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
 
 def check_flags(args) -> tuple:
     """(meta of the tokenizer, template). ValueError for flags of `add_flags` that are wrong in themselves."""
-    if args.max_tokens is not None and args.max_tokens < 1:
-        raise ValueError(f"--max_tokens={args.max_tokens} must be at least 1")
     template = named_template(args.template)
-    if args.tokenizer == "chars":
-        raise ValueError("--tokenizer=chars has no end of text, with which every answer ends: use bytes or gpt2_4096")
     tokenizer = find_tokenizer(args.tokenizer)
     if tokenizer["eot"] is None:
         raise ValueError(f"--tokenizer={args.tokenizer} names no end of text (eos_token), with which every answer ends")
@@ -60,41 +55,29 @@ def build_examples(out_dir, source, args, notes, found, held_out=None, *, name, 
     else:
         is_val = hold_out([script.score(name) for name, _, _ in train], val_fraction)
         train, val = ([e for e, held in zip(train, is_val, strict=True) if held == wanted] for wanted in (False, True))
-    splits = {"train": train, "val": val}
-    source = f"{source} ({sum(map(len, splits.values())):,} examples)"
+    source = f"{source} ({len(train) + len(val):,} examples)"
     with script.staging(out_dir) as parts:
         meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
         meta |= {"template": asdict(template), "dtype": dtype.name}
-        meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
-        found, turn = meta["splits"].values(), template.turn
+        meta["splits"] = {"train": _write_split(parts, "train", train), "val": _write_split(parts, "val", val)}
+        found = meta["splits"].values()
         n_tokens, longest = sum(p["tokens"] for p in found), max(p["longest"] for p in found)
         about = f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
         about += f"\n{sum(p['answer_tokens'] for p in found) / n_tokens:.1%} of the tokens count in the loss"
         about += f"\nthe longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
-        about += f"\ntemplate {args.template}: turn {turn!r}, system {template.system!r}"
-        if "<|im_end|>" in turn and reader.added.get("<|im_end|>") != reader.eot:
-            about += "\nnote: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit"
         script.publish(parts, out_dir, meta, "examples", about, command)
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens, notes):
-    """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported, as are
-    the notes."""
-    examples, left_out = [], {}  # {place: tokens}
+    """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are noted."""
+    examples = []
     found = tqdm(found, desc="tokenising", unit=" examples", disable=None)
     for name, where, (ids, marks) in encode_all(found, tokenizer, template, notes):
         if max_tokens is not None and len(ids) > max_tokens + 1:
-            left_out[where] = len(ids)
+            notes.leave_out(f"examples of more than max_tokens+1 = {max_tokens + 1:,} tokens", where)
         else:
             examples.append((name, np.array(ids, dtype), np.array(marks, np.uint8)))
     notes.print()
-    if left_out:
-        report = f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than "
-        report += f"max_tokens+1 = {max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
-        report += "; ".join([*list(left_out)[:5], *["…"] * (len(left_out) > 5)])
-        if not examples:
-            raise ValueError(f"nothing remains: {report}")
-        print(f"left out: {report}", file=sys.stderr)
     if not examples:
         raise ValueError(f"{flag} holds no records ({', '.join(RECORDS)}) that can be used")
     return examples

@@ -1,6 +1,7 @@
 """What all tests share: the suites, the number of torch threads, a small dataset."""
 
 import os
+import tempfile
 
 # Tests run side by side, and so do the processes that they start: each on one thread. Where more are asked for, they
 # wait asleep, since others need the cores. Before torch is imported, which reads both.
@@ -21,6 +22,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    modules = tempfile.TemporaryDirectory()  # where transformers copies the code that exports carry
+    config.add_cleanup(modules.cleanup)
+    os.environ.setdefault("HF_MODULES_CACHE", modules.name)
     if config.getoption("--deep"):
         os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
 

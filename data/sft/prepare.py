@@ -11,9 +11,9 @@ named and counted. A record has one of these forms, known by its keys:
                                                          not empty, a blank line and the input
 
 Messages may begin with one of role (or from) "system"; an empty one is left out. A text under the key "system" of the
-record is the same. Further keys are not read, and counted. Then user and assistant alternate, and the assistant has the
-last word. No text may be blank. What does not fit is refused with its file, line and beginning, and nothing is written;
-with --skip_bad such records are left out, named and counted.
+record is the same. Further keys are not read. Then user and assistant alternate, and the assistant has the last word.
+No text may be blank. What does not fit is refused with its file, line and beginning, and nothing is written; with
+--skip_bad such records are left out, named and counted.
 
 An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of text, … The loss counts
 the assistant's messages and the end of text after each, nothing else. Begin is the tokenizer's own start of a text

@@ -19,7 +19,6 @@ from nanodnt.data.inputs import Notes
 from nanodnt.data.meta import check_template
 
 AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
-CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,10 @@ def check_messages(messages: list, last: str | None = None) -> None:
         if role not in AFTER[before]:
             what = f"message {number} has the role {role!r}, where {' or '.join(AFTER[before])} is due"
             raise ValueError(f"{what}: after at most one system message, user and assistant alternate")
-        problem = None if isinstance(content, str) else f"of type {type(content).__name__}, not text"
-        if problem is None and not content.strip():
-            problem = "empty or only white space"
-        if problem or re.search("[\ud800-\udfff]", content):
-            raise ValueError(f"the {CALLED[role]} (message {number}) is {problem or 'not text in UTF-8'}")
+        if not isinstance(content, str):
+            raise ValueError(f"message {number}, of the {role}, is of type {type(content).__name__}, not text")
+        if not content.strip():
+            raise ValueError(f"message {number}, of the {role}, is empty or only white space")
         before = role
     if last not in (before, None):
         raise ValueError(f"the last message has the role {before}, where {last} is due")
@@ -84,44 +82,41 @@ def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
     check_messages(messages)
     if tokenizer.eot is None:
         raise ValueError("this tokenizer has no end of text, with which every answer ends: choose another --tokenizer")
+    if messages[0]["role"] == "system" and not template.system:
+        raise ValueError("a system message, and this template has no text for one: use one that has: chat, chatml")
     text = template.system + template.turn
     named = {name: i for name, i in tokenizer.added.items() if name in text and name.strip()}  # "  " is text
     ids = list(tokenizer.start or [tokenizer.bos])
     marks = [BEGIN] + [0] * (len(ids) - 1)
-    head, waiting = template.turn.removesuffix("{response}"), []
+    waiting = []  # pieces of text before the next answer
     for number, message in enumerate(messages, 1):
         role, content = message["role"], message["content"]
-        if role == "system" and not template.system:
-            raise ValueError("a system message, and this template has no text for one: use one that has: chat, chatml")
         if role == "assistant":
-            answer = _encode_pieces(tokenizer, [(content, False)], named)
+            answer = tokenizer.encode(content)
             if not answer:
                 raise ValueError(f"this tokenizer makes no token of the response (message {number})")
             ids += [*answer, tokenizer.eot]
             waiting = [("\n", True)]
         else:
-            before, after = head.split("{prompt}") if role == "user" else template.system.split("{system}")
+            form = template.system if role == "system" else template.turn.removesuffix("{response}")
+            before, after = form.split("{system}" if role == "system" else "{prompt}")
             waiting += [(before, True), (content, False), (after, True)]
-            if role == "user":  # what stands before the answer
+            if role == "user":
                 ids += _encode_pieces(tokenizer, waiting, named)
         marks += [ANSWER if role == "assistant" else 0] * (len(ids) - len(marks))
     return ids, marks
 
 
 def encode_all(found, tokenizer, template: Template, notes: Notes):
-    """Yield (name, place, (ids, marks)) of each of the conversations `found`, (name, place, messages).
-
-    One that cannot be encoded is for `notes.leave_out_bad`. `notes` gets the tokenizer's remarks, too."""
+    """Yield (name, place, (ids, marks)) of each of the conversations `found`, (name, place, messages). One that cannot
+    be encoded is for `notes.leave_out_bad`."""
     for name, where, messages in found:
         try:
             pair = encode_conversation(tokenizer, template, messages)
         except ValueError as e:
             notes.leave_out_bad(ValueError(f"{where}: {e}"))
-            continue
-        remarks = {remark for message in messages for remark in tokenizer.remarks(message["content"])}
-        for remark in sorted(remarks):
-            notes.add(remark, where)
-        yield name, where, pair
+        else:
+            yield name, where, pair
 
 
 def _encode_pieces(tokenizer, pieces, named):
@@ -133,14 +128,10 @@ def _encode_pieces(tokenizer, pieces, named):
         first, *rest = re.split(f"({names})", text) if own and names else [text]
         parts[-1] += first
         parts += rest
-    ids, special = [], {tokenizer.eot, tokenizer.bos, *tokenizer.start, *named.values()}
+    ids = []
     for i, part in enumerate(parts):
         if i % 2:
             ids.append(named[part])
-            continue
-        found = tokenizer.encode(part) if part else []
-        if not special.isdisjoint(found):  # a few vocabularies have such names as words of text
-            name = tokenizer.json.id_to_token(next(i for i in found if i in special))
-            raise ValueError(f"this tokenizer reads {name!r} in a text as its special token: take it out of messages")
-        ids += found
+        elif part:
+            ids += tokenizer.encode(part)
     return ids

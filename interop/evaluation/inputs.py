@@ -19,24 +19,24 @@ from nanodnt.tasks import task_of_data
 from nanodnt.weights import Trained
 
 
-def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:
+def open_sources(config: EvaluateConfig, trained: Trained) -> list:
     """The sources that a command names, for the model `trained`. ValueError, one line, where one is missing, empty,
     damaged, or does not fit the model, its tokenizer or context."""
     names = config.task_names()
     if "text" in names:
-        return [open_text(read_path(config.input), config.overlap, trained, env.is_main)]
-    return open_answers(config, trained, env) if "answers" in names else []
+        return [open_text(read_path(config.input), config.overlap, trained)]
+    return open_answers(config, trained) if "answers" in names else []
 
 
-def open_text(name: str, overlap: int, trained: Trained, main: bool = True) -> Source:
-    """The text file, or the prepared dataset, `name`. `main`: check a dataset's checksums, and print notes."""
+def open_text(name: str, overlap: int, trained: Trained) -> Source:
+    """The text file, or the prepared dataset, `name`."""
     block_size = trained.model.config.block_size
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
     if not Path(name).is_file() and (folder_of(name).is_dir() or Path(name).is_dir()):
         if overlap:
             raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
-        examples, meta = read_dataset(name, "text", trained, main)
+        examples, meta = read_dataset(name, "text", trained)
         # the windows follow each other, so their targets are one stretch of the file
         n_bytes = trained.tokenizer.count_bytes(np.concatenate([example.targets for example in examples]))
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
@@ -46,21 +46,14 @@ def open_text(name: str, overlap: int, trained: Trained, main: bool = True) -> S
         text = read_document(Path(name))
     except ValueError as e:
         raise ValueError(f"input {e}") from None
-    if not text:
-        raise ValueError(f"input {name} is empty: nothing to score")
     try:
         first = trained.tokenizer.new_document()[-1]
     except ValueError:
         why = "this model's alphabet has neither end of text nor newline to stand before a text"
         raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
-    if main:
-        notes = Notes()
-        for remark in trained.tokenizer.remarks(text):
-            notes.add(remark, name)
-        notes.print()
     if len(ids) == 1:
-        raise ValueError(f"input {name} has no tokens in the tokenizer of {trained.source}: nothing to score")
+        raise ValueError(f"input {name} is empty, or has no tokens in the tokenizer of {trained.source}")
     settings = dict(overlap=overlap, sha256=sha256(name))
     return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(text.encode()))
 
@@ -76,10 +69,10 @@ def windows(ids: np.ndarray, block_size: int, overlap: int) -> list:
     return found
 
 
-def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
+def read_dataset(name: str, kind: str, trained: Trained) -> tuple:
     """(examples, meta.json) of a prepared dataset's validation split: of a text the windows of training with
     eval_tokens=0, and with its doc_mask. ValueError unless it is of this kind, and has the tokenizer of the model."""
-    meta = load_meta(name, verify)
+    meta = load_meta(name)
     if (reads := task_of_data(meta).reads) != "text":
         raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
     if meta.get("kind", "text") != kind:
@@ -101,74 +94,50 @@ def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
     return examples, meta
 
 
-def list_inputs(text: str, notes: Notes) -> list:
-    """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
-    folder, its files of records; `notes` gets what else is there. ValueError for a name of nothing."""
-    names = [text] if Path(text).exists() else [read_path(name.strip()) for name in text.split(",")]
-    found, records = [], ", ".join(RECORDS)
-    for name in filter(None, names):
-        files = []
-        if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
-            for _, file in find_files(Path(name), notes):
-                if file.suffix.lower() in RECORDS:
-                    files.append(str(file))
-                else:
-                    notes.leave_out("of other kinds", str(file))
-        elif Path(name).is_file() or folder_of(name).is_dir():
-            files.append(name)
-        if not files:
-            raise ValueError(f"input {name} is no dataset of examples, no {records} file, and no folder with one")
-        found += files
-    if not found:
-        raise ValueError(f"input={text} names nothing")
-    kept = {}
-    for name in found:
-        kept.setdefault((Path(name) if Path(name).is_file() else folder_of(name)).resolve(), name)
-    return list(kept.values())
-
-
-def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
-    """The sources of all conversations that `config.input` names."""
+def open_answers(config: EvaluateConfig, trained: Trained) -> list:
+    """The sources of the conversations that `config.input` names: a file of records, each such file of a folder, or the
+    validation split of a prepared dataset."""
     if trained.tokenizer.eot is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
         raise ValueError(f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text")
-    known, found, notes = template_of(trained.meta), [], Notes()
-    for name in list_inputs(config.input, notes):
-        if Path(name).is_file():
-            examples, template, digest = read_file(name, config, trained, notes)
-        else:
-            for flag in ("template", "prompt_key", "response_key"):
-                if getattr(config, flag) != getattr(EvaluateConfig, flag):
-                    raise ValueError(f"{flag} is for files of records: the dataset {name} has its own template")
-            examples, meta = read_dataset(name, "examples", trained, env.is_main)
-            template, digest = template_of(meta), meta["splits"]["val"]["sha256"]
-        settings = dict(max_answer_tokens=config.max_answer_tokens, template=template and asdict(template))
-        settings["sha256"] = digest
-        found.append(Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot))
-        if known and template != known:
-            env.print(f"note: {trained.source} was trained with another template than that of {name}")
-    if env.is_main:
-        notes.print()
-    return found
-
-
-def read_file(name: str, config: EvaluateConfig, trained: Trained, notes: Notes) -> tuple:
-    """(examples, their template, sha256) of a file of records; `notes` gets what is not read of them."""
+    name = read_path(config.input)
+    is_folder = Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file()
+    if not is_folder and not Path(name).is_file():
+        if config.template:
+            raise ValueError(f"template is for files of records: the dataset {name} has its own")
+        examples, meta = read_dataset(name, "examples", trained)
+        return [as_source(name, examples, meta.get("template"), meta["splits"]["val"]["sha256"], config, trained)]
+    notes = Notes()
+    files = [str(file) for _, file in find_files(Path(name), notes) if file.suffix.lower() in RECORDS]
+    if not files:
+        raise ValueError(f"input {name} is no {', '.join(RECORDS)} file, and no folder with one")
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
         why = f"{trained.source} was trained without a template, which {name} needs"
         raise ValueError(f"{why}: name one, --template={', '.join(TEMPLATES)}")
-    found, examples = conversations(Path(name), config.prompt_key, config.response_key, notes), []
-    for *_, pair in encode_all(found, trained.tokenizer, template, notes):
-        ids, marks = map(np.array, pair)
-        places = np.flatnonzero(marks[1:] == ANSWER)
-        examples.append(Example(ids[:-1], places, ids[1:][places]))
+    sources = []
+    for file in files:
+        found = conversations(Path(file), notes=notes)
+        examples = [answers_of(pair) for *_, pair in encode_all(found, trained.tokenizer, template, notes)]
+        sources.append(as_source(file, examples, asdict(template), sha256(file), config, trained))
+    notes.print()
+    return sources
+
+
+def answers_of(pair: tuple) -> Example:
+    """A conversation's (ids, marks) as an example."""
+    ids, marks = map(np.array, pair)
+    places = np.flatnonzero(marks[1:] == ANSWER)
+    return Example(ids[:-1], places, ids[1:][places])
+
+
+def as_source(name: str, examples: list, template: dict, digest: str, config, trained: Trained) -> Source:
+    """The source of conversations. ValueError where there are none, or one is longer than the model's context."""
     if not examples:
         raise ValueError(f"input {name} is empty: there are no records in it")
-    limit = trained.model.config.block_size
-    if (longest := max(len(example.inputs) for example in examples)) > limit:
-        long = sum(len(example.inputs) > limit for example in examples)
-        what = f"{long:,} of {len(examples):,} examples of {name} are longer than {limit + 1} tokens, block_size+1"
-        why = f"{what} of {trained.source} (the longest has {longest + 1:,})"
-        raise ValueError(f"{why}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
-    return examples, template, sha256(name)
+    limit, longest = trained.model.config.block_size, max(len(example.inputs) for example in examples)
+    if longest > limit:
+        what = f"examples of {name} are longer than {limit + 1} tokens, block_size+1 (the longest has {longest + 1:,})"
+        raise ValueError(f"{what}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
+    settings = dict(max_answer_tokens=config.max_answer_tokens, template=template, sha256=digest)
+    return Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot)

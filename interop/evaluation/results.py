@@ -24,21 +24,21 @@ def read_results(folder: str) -> dict:
         tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
         for task, entry in tasks.items():
             compare_results({folder: {task: entry}})  # what no table can show is damaged
-            if not isinstance(entry["checkpoint"], str) or not isinstance(entry["step"], int):
-                raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f"{path} is damaged ({task[:99]}: {type(e).__name__}): move it away, evaluate again") from None
     return tasks
 
 
-def write_results(folder: str, new: dict) -> dict:
-    """Put entries into a run directory's evaluation.json, over those of the same tasks. Returns all, {task: entry}."""
-    tasks = read_results(folder) | finite(new)
+def write_results(folder: str, found: dict, without: str, about: dict) -> None:
+    """Put entries {task: entry} into a run directory's evaluation.json, over those of the same tasks. `without`: what
+    is put behind the names of tasks. `about`: what all entries get."""
+    for entry in found.values():
+        entry["settings"]["dtype"] = about["dtype"]
+    tasks = read_results(folder) | finite({task + without: entry | about for task, entry in found.items()})
     content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
     make_folder(Path(folder), "--out_dir")
     # the name of a file may be no text: JSON has the same escapes
     write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8", "backslashreplace")))
-    return tasks
 
 
 def suite_means(tasks: dict) -> dict:
@@ -63,17 +63,15 @@ def mean_entry(entries: dict) -> dict:
         return {}
     mean = sum(one["value"] for one in found) / len(found)
     stderr = math.hypot(*(one["stderr"] for one in found)) / len(found)
-    inputs = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
-    settings = dict(max_answer_tokens=next(iter(inputs.values()))["max_answer_tokens"], inputs=inputs)
-    entry = dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=settings)
-    return {f"answers, mean of {len(entries)}": entry}
+    metrics = dict(exact_match=dict(value=mean, stderr=stderr))
+    settings = dict(inputs={name: dict(entries[name]["settings"]) for name in sorted(entries)})
+    return {f"answers, mean of {len(found)}": dict(metrics=metrics, settings=settings)}
 
 
-def compare_results(runs: dict, only=None) -> list:
-    """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
+def compare_results(runs: dict) -> list:
+    """The lines of a table with a column for each run, {folder: {task: entry}}.
     What was measured with other settings has a row of its own: numbers side by side can be compared."""
     head, rows, cells = [""], {}, {}  # rows: {key: the row's name}
-    runs = {folder: {t: e for t, e in tasks.items() if only is None or t in only} for folder, tasks in runs.items()}
     for folder, tasks in runs.items():
         steps = sorted({entry["step"] for entry in tasks.values()})
         head.append(f"{folder}, step{'s' * (len(steps) > 1)} {', '.join(map(str, steps)) or '-'}")
@@ -91,12 +89,9 @@ def compare_results(runs: dict, only=None) -> list:
 
 def describe(task: str, settings: dict) -> str:
     """A task's name with the settings that are not the default."""
-    shots, limit, overlap = (settings.get(name) for name in ("num_fewshot", "limit", "overlap"))
-    parts = [task, shots is not None and f"{shots}-shot", limit and f"first {limit}", overlap and f"overlap {overlap}"]
-    parts += [settings.get("gen_kwargs"), settings.get("doc_mask") and "documents apart"]
-    if (longest := settings.get("max_answer_tokens", default := EvaluateConfig.max_answer_tokens)) != default:
-        parts.append(f"answers of up to {longest} tokens" if longest else "answers of any length")
-    return ", ".join(filter(None, parts))
+    told = ("num_fewshot", "limit", "gen_kwargs", "overlap", "max_answer_tokens", "doc_mask")
+    changed = [key for key in told if key in settings and settings[key] != getattr(EvaluateConfig, key, False)]
+    return ", ".join([task, *(f"{key}={settings[key]}" for key in changed)])
 
 
 def show(value, stderr=None) -> str:

@@ -19,8 +19,6 @@ from tqdm import tqdm
 
 from nanodnt.generate import sample_token
 
-MAX_LOGITS = 1 << 26  # that are in memory at a time: 256 MiB
-
 
 class Example(NamedTuple):
     """Token ids that a model reads by themselves, and those of its predictions that count."""
@@ -45,62 +43,48 @@ class Source(NamedTuple):
 
 
 @torch.no_grad()
-def predict(model, examples: list, batch_size: int, env, unused=None) -> list:
+def predict(model, examples: list, batch_size: int, unused=None) -> list:
     """[(nats, hits)] of each example, arrays (n,): −log of the probability of each target, and whether no token is more
-    likely. Ids that are no token, `unused` of `find_unused`, do not count there: they are never drawn. A forward pass
-    has at most batch_size · block_size inputs, or one example."""
-    found, left = [None] * len(examples), sorted(range(len(examples)), key=lambda i: -len(examples[i].inputs))
-    bar = tqdm(total=len(examples), desc="scoring", unit=" texts", disable=True if env.rank else None)
-    while left:  # some of about the same length; the longest come first: where memory ends, it ends at once
-        longest = len(examples[left[0]].inputs)
-        n = max(1, batch_size * model.config.block_size // longest)
-        rows, left = left[:n], left[n:]
-        batch = [examples[i] for i in rows]
-        ids = np.zeros((len(batch), longest), np.int64)  # padded on the right, where no other token looks
-        for row, example in zip(ids, batch, strict=True):
-            row[: len(example.inputs)] = example.inputs
-        places = np.concatenate([example.places + longest * row for row, example in enumerate(batch)])
-        targets = np.concatenate([example.targets for example in batch]).astype(np.int64)
-        ids, places, targets = env.put(*env.pin(ids, places, targets))
-        x = model.stream(ids).flatten(0, 1)[places]  # (targets of all, C)
-        at_a_time, parts = max(1, MAX_LOGITS // model.config.padded_vocab_size), []
-        for part, target in zip(x.split(at_a_time), targets.split(at_a_time), strict=True):
-            logits = model.logits(part[None])[0]
-            nats = F.cross_entropy(logits, target, reduction="none")
-            parts.append((nats, sample_token(logits, temperature=0, unused=unused)[:, 0] == target))
-        ends = np.cumsum([len(example.targets) for example in batch])[:-1]
-        nats, hits = (np.split(torch.cat(values).cpu().numpy(), ends) for values in zip(*parts, strict=True))
-        for i, *both in zip(rows, nats, hits, strict=True):
-            found[i] = both
-        bar.update(len(rows))
-    bar.close()
+    likely. Ids that are no token, `unused` of `find_unused`, do not count there: they are never drawn."""
+    found, device = [None] * len(examples), model.wte.weight.device
+    order = sorted(range(len(examples)), key=lambda i: -len(examples[i].inputs))  # those of a batch are about as long
+    for first in tqdm(range(0, len(order), batch_size), desc="scoring", unit=" batches", disable=None):
+        rows = order[first : first + batch_size]
+        ids = np.zeros((len(rows), len(examples[rows[0]].inputs)), np.int64)
+        for row, i in enumerate(rows):
+            ids[row, : len(examples[i].inputs)] = examples[i].inputs  # padding on the right, where no token looks
+        stream = model.stream(torch.from_numpy(ids).to(device))
+        for x, i in zip(stream, rows, strict=True):  # the logits of one example at a time are in memory
+            targets = torch.from_numpy(examples[i].targets.astype(np.int64)).to(device)
+            logits = model.logits(x[examples[i].places][None])[0]
+            nats = F.cross_entropy(logits, targets, reduction="none")
+            hits = sample_token(logits, temperature=0, unused=unused)[:, 0] == targets
+            found[i] = nats.cpu().numpy(), hits.cpu().numpy()
     return found
 
 
-def score(model, source: Source, batch_size: int, env, unused=None) -> dict:
-    """What evaluation.json holds of a source; the work is split over the processes. All ranks must call it.
-
-    unused      ids that are no token, as `find_unused` returns them"""
-    mine, total, right = source.examples[env.rank :: env.world_size], 0.0, 0
-    limit = source.settings.get("max_answer_tokens") or math.inf
-    for example, (nats, hits) in zip(mine, predict(model, mine, batch_size, env, unused), strict=True):
-        total += nats.sum(dtype=np.float64)
-        right += sum(len(part) <= limit and part.all() for part in source.answers(hits, example))
-    dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-    total, right = env.sum(torch.tensor([total, right], dtype=dtype, device=env.device)).tolist()
+def score(model, source: Source, batch_size: int, unused=None) -> dict:
+    """What evaluation.json holds of a source. unused: ids that are no token, as `find_unused` returns them."""
+    predicted = predict(model, source.examples, batch_size, unused)
+    total = sum(nats.sum(dtype=np.float64) for nats, _ in predicted)
     n_tokens = sum(len(example.targets) for example in source.examples)
-    nats, stderr = total / n_tokens, {}
+    nats = float(total / n_tokens)
     if source.eot is None:
-        bits = total / math.log(2) / source.n_bytes if source.n_bytes else math.nan
-        found = dict(nats_per_token=nats, bits_per_byte=bits, perplexity=math.exp(nats) if nats < 700 else math.inf)
-        counts = dict(tokens=n_tokens, bytes=source.n_bytes)
-    else:
-        lengths = [len(part) for e in source.examples for part in source.answers(e.targets, e)]
-        short = sum(length <= limit for length in lengths)
-        found, counts = dict(nats_per_answer_token=nats), dict(examples=len(source.examples), answers=len(lengths))
-        counts |= dict(short_answers=short, answer_tokens=n_tokens)
-        if short:  # else there is no exact_match
-            found["exact_match"] = share = right / short
-            stderr["exact_match"] = math.sqrt(share * (1 - share) / short)
-    metrics = {name: dict(value=value, stderr=stderr.get(name)) for name, value in found.items()}
-    return dict(metrics=metrics, settings=source.settings, **counts)
+        bits = nats * n_tokens / math.log(2) / source.n_bytes if source.n_bytes else math.nan
+        perplexity = math.exp(nats) if nats < 700 else math.inf
+        found = dict(nats_per_token=nats, bits_per_byte=bits, perplexity=perplexity)
+        metrics = {name: dict(value=value, stderr=None) for name, value in found.items()}
+        return dict(metrics=metrics, settings=source.settings, tokens=n_tokens, bytes=source.n_bytes)
+    answers = [
+        hits
+        for example, (_, all_hits) in zip(source.examples, predicted, strict=True)
+        for hits in source.answers(all_hits, example)
+    ]
+    limit = source.settings["max_answer_tokens"] or math.inf
+    short = [hits for hits in answers if len(hits) <= limit]
+    metrics = dict(nats_per_answer_token=dict(value=nats, stderr=None))
+    if short:
+        share = sum(bool(hits.all()) for hits in short) / len(short)
+        metrics["exact_match"] = dict(value=share, stderr=math.sqrt(share * (1 - share) / len(short)))
+    counts = dict(examples=len(source.examples), answers=len(answers), short_answers=len(short))
+    return dict(metrics=metrics, settings=source.settings, answer_tokens=n_tokens, **counts)

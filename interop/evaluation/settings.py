@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from configurator import PathName, read_path
-from interop.conversations.template import named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
 DYT15 += " truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
@@ -18,8 +17,7 @@ SUITES = {
     # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
-OF_ANSWERS = ("max_answer_tokens", "template", "prompt_key", "response_key")
-OF_TASK = {"overlap": "text"} | dict.fromkeys(OF_ANSWERS, "answers")  # flag: the task that it belongs to
+OF_TASK = {"overlap": "text", "max_answer_tokens": "answers", "template": "answers"}  # the task that a flag belongs to
 
 
 @dataclass
@@ -34,12 +32,10 @@ class EvaluateConfig:
     # --- the tasks text and answers ---
     input: str = ""  # text: a text file (UTF-8), or a prepared dataset, by name or folder: its validation windows are
     #   read. answers: a prepared dataset of examples, of which the validation split is read; a file of records (.jsonl,
-    #   .json or .parquet, as for data/sft/prepare.py); a folder of such files; or several of these, with commas between
+    #   .json or .parquet, as for data/sft/prepare.py); or a folder of such files
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window before; 0 = none
     max_answer_tokens: int = 32  # answers: exact_match counts those of up to so many tokens, with end of text; 0 = all
     template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the run's own
-    prompt_key: str = "prompt"  # answers: the key of a record's prompt
-    response_key: str = "response"  # answers: the key of a record's response
     # --- tasks of lm-evaluation-harness ---
     num_fewshot: int | None = None  # examples in the prompt; None = as each task has it, mostly 0
     limit: int = 0  # only the first documents of each task; 0 = all
@@ -47,28 +43,19 @@ class EvaluateConfig:
     gen_kwargs: str = ""  # settings of generation, instead of the tasks': temperature=0.7,do_sample=True
     seed: int = 1234  # of the choice of few-shot examples, and of sampled text
     # --- how ---
-    batch_size: int = 16  # of one forward pass, on each process, in sequences of block_size: no shorter texts have more
-    #   tokens together; changes no result but by rounding
+    batch_size: int = 16  # sequences of one forward pass; changes no result but by rounding
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
-    timeout_s: int = 1800  # a process gives up after waiting this long for the others
 
     def check(self):
         """ValueError for values that mean nothing, or contradict each other."""
-        files = [path for folder in self.folders() for path in (Path(folder), *Path(folder).parents) if path.is_file()]
-        for name, ok, allowed in (
-            ("out_dir", self.folders() and not files, "a run directory"),
-            ("without_block", self.without_block == "" or self.task_names(), "left out where there are no tasks"),
-            ("overlap", self.overlap >= 0, "0 or more"),
-            ("max_answer_tokens", self.max_answer_tokens >= 0, "0 or more"),
-            ("num_fewshot", self.num_fewshot is None or self.num_fewshot >= 0, "None, 0 or more"),
-            ("limit", self.limit >= 0, "0 or more"),
-            ("seed", 0 <= self.seed < 2**32, "0 or more, and below 2**32"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("timeout_s", self.timeout_s >= 1, "at least 1"),
-        ):
-            if not ok:
-                raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
+        for name, least in dict(overlap=0, max_answer_tokens=0, num_fewshot=0, limit=0, seed=0, batch_size=1).items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name}={value} must be {least} or more")
+        if not self.folders():
+            raise ValueError(f"out_dir={self.out_dir} must be a run directory")
+        if self.without_block and not self.task_names():
+            raise ValueError(f"without_block={self.without_block} must be left out where there are no tasks")
         if self.init_from and len(self.folders()) > 1:
             raise ValueError(f"init_from is one model, so out_dir={self.out_dir} must be one folder, for its results")
         if self.init_from and any(Path(self.folders()[0]).glob("*.pt")):
@@ -85,8 +72,6 @@ class EvaluateConfig:
         for flag, task in OF_TASK.items():
             if task not in names and getattr(self, flag) != getattr(EvaluateConfig, flag):
                 raise ValueError(f"{flag} belongs to the task {task}: add it to --tasks, or leave it out")
-        if self.template:
-            named_template(self.template)
 
     def folders(self) -> list:
         """The run directories, each once."""

@@ -3,10 +3,10 @@
 A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
 """
 
-import re
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from model import GPT, GPTConfig
 
@@ -119,42 +119,31 @@ SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4'
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf"}  # GPT-2's, ours
 ACTIVATIONS |= {"relu": "relu", "relu2": "relu2"}
 
-# {their key: the values with which it changes nothing}. With another value it is a part that our model lacks, if the
-# family does not have the key among its sizes.
-NEUTRAL = dict(
-    attn_logit_softcapping=(None,), final_logit_softcapping=(None,), partial_rotary_factor=(None, 1.0),
-    quantization_config=(None,), add_cross_attention=(None, False), scale_attn_weights=(None, True),
-    scale_attn_by_inverse_layer_idx=(None, False), attention_multiplier=(None, 1.0), logit_scaling=(None, 1.0),
-    embedding_multiplier=(None, 1.0), residual_multiplier=(None, 1.0), num_experts=(None,), num_local_experts=(None,),
-    decoder_sparse_step=(None, 1), mlp_only_layers=(None, []),
-)  # fmt: skip
+# {their key: the value with which it changes nothing, as None does}. With another it is a part that our model lacks.
+NEUTRAL = dict(quantization_config=None, add_cross_attention=False, scale_attn_weights=True)
+NEUTRAL |= dict(scale_attn_by_inverse_layer_idx=False, partial_rotary_factor=1.0, decoder_sparse_step=1)
+NEUTRAL |= dict(mlp_only_layers=[], rope_type="default", type="default")  # the last two are of RoPE
 
 
 def missing_parts(theirs: dict, rope: dict) -> list:
     """What a config.json (`theirs`), with these settings of RoPE, asks for that our model lacks, as "key=value"."""
-    sizes = FAMILIES[theirs["model_type"]].sizes.values() if theirs.get("model_type") in FAMILIES else ()
-    known = {*sizes, *(SAME_KEYS.get(key) for key in sizes)}
-    values = {key: theirs.get(key) for key in NEUTRAL if key not in known}
-    found = [f"{key}={value!s:.40}" for key, value in values.items() if value not in NEUTRAL[key]]
+    found = [f"{key}={theirs[key]!s:.40}" for key in NEUTRAL if theirs.get(key) not in (None, NEUTRAL[key])]
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         found.append(f"sliding_window={theirs['sliding_window']}")
-    other = sorted(set(theirs.get("layer_types") or ()) - {"full_attention"})
-    found += [f"layer_types with {name}" for name in other]
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    rest = {name: v for name, v in rope.items() if v is not None and name not in ("rope_type", "type", "rope_theta")}
-    rest = {name: v for name, v in rest.items() if (name, v) != ("partial_rotary_factor", 1.0)}
-    return found + [f"RoPE of type {kind} {rest or ''}".strip()] * (kind != "default" or bool(rest))
+    found += [f"layer_types with {name}" for name in theirs.get("layer_types") or () if name != "full_attention"]
+    own = {key: rope[key] for key in rope.keys() - {"rope_theta"} if rope[key] not in (None, NEUTRAL.get(key))}
+    return found + [f"RoPE with {own}"] * bool(own)
 
 
 def config_from_theirs(theirs: dict) -> GPTConfig:
     """The GPTConfig of a config.json. ValueError, in one line, for a model that has parts ours lacks."""
     kind = theirs.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     # in the form of any version of `transformers`: a scaling given in the old form wins
     rope = {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
     if lacking := missing_parts(theirs, rope):
         raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(lacking)}")
-    if kind not in FAMILIES:
-        raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     family = FAMILIES[kind]
     theirs = family.defaults | {key: theirs[other] for key, other in SAME_KEYS.items() if other in theirs} | theirs
     if absent := [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]:
@@ -174,10 +163,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         if attention != mlp:
             raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has")
     config = GPTConfig(**flags)
-    try:
-        config.check()
-    except ValueError as e:
-        raise ValueError(re.sub(r"\w+", lambda word: family.sizes.get(word[0], word[0]), str(e))) from None
+    config.check()
     if config.head_size * config.n_head == config.n_embd:
         config.head_size = 0
     if config.n_kv_head == config.n_head:
@@ -221,25 +207,23 @@ def matches(config: GPTConfig, kind: str) -> list:
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    if (parts := config.n_layer * max(1, config.n_expert)) > len(tensors):  # a GPT of millions takes hours to build
-        raise ValueError(f"config.json has {parts:,} blocks, or experts in them, but there are {len(tensors)} tensors")
-    wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
-    expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
-    zeros = [name for name in expected if name.endswith(FAMILIES[kind].absent)]
-    tensors = {name: torch.zeros(expected[name].shape) for name in zeros} | tensors
-    for name, t in expected.items():
-        if name not in tensors:
-            raise ValueError(f"the tensor {name} is missing")
-        if tensors[name].shape != t.shape:
-            raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
-    if extra := sorted(tensors.keys() - expected.keys()):
-        raise ValueError(f"the tensor {extra[0]} is unknown")
+    wanted, found, left = GPT.empty(config).state_dict(), {}, dict(tensors)
     for theirs, ours, transposed in matches(config, kind):
-        parts = [tensors[name].T if transposed else tensors[name] for name in theirs]
+        if missing := [name for name in theirs if name not in left]:
+            if not missing[0].endswith(FAMILIES[kind].absent):
+                raise ValueError(f"the tensor {missing[0]} is missing")
+            found[ours[0]] = torch.zeros(wanted[ours[0]].shape)
+            continue
+        parts = [left.pop(name) for name in theirs]
         whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]
-        for name, part in zip(ours, whole.chunk(len(ours)), strict=True):
-            rows = len(wanted[name]) - len(part)
-            found[name] = torch.cat((part, part.new_zeros(rows, part.shape[1]))) if rows else part
+        for name, part in zip(ours, (whole.T if transposed else whole).chunk(len(ours)), strict=True):
+            length = config.vocab_size if name in ("wte.weight", "head.weight") else len(wanted[name])
+            if part.shape != (length, *wanted[name].shape[1:]):
+                raise ValueError(f"the tensor {theirs[0]} is {list(whole.shape)}, which config.json does not allow")
+            rows = len(wanted[name]) - length
+            found[name] = F.pad(part, (0, 0, 0, rows)) if rows else part
+    if left:
+        raise ValueError(f"the tensor {min(left)} is unknown")
     return found
 
 

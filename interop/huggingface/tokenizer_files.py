@@ -18,7 +18,8 @@ CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side":
 # What is kept of a tokenizer_config.json that was read. Not its class: some classes of `transformers` change what
 # tokenizer.json says, which is what we go by.
 KEPT = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "chat_template")
-OWN_TEMPLATE = "nanodnt_template"  # the key under which our own template stands there, beside its Jinja
+# Keys under which our own stand there: the meta of a tokenizer, and the template of conversations, beside its Jinja.
+OWN_TOKENIZER, OWN_TEMPLATE = "nanodnt_tokenizer", "nanodnt_template"
 
 
 def tokenizer_files(meta: dict, block_size: int) -> dict:
@@ -31,6 +32,8 @@ def tokenizer_files(meta: dict, block_size: int) -> dict:
                 config[name] = parse_json(text).id_to_token(number)
     elif meta["eot"] is not None:
         config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
+    if meta["tokenizer"] not in ("json", "gpt2"):  # to know GPT-2's again, its vocabulary would have to be downloaded
+        config[OWN_TOKENIZER] = Tokenizer.meta_for(meta["tokenizer"], meta.get("chars"))
     if (template := template_of(meta)) and meta["eot"] is not None:
         config |= {"chat_template": chat_template(template, Tokenizer(meta)), OWN_TEMPLATE: meta["template"]}
     config["model_max_length"] = block_size
@@ -127,16 +130,18 @@ def read_tokenizer(folder: Path) -> dict | None:
             config["chat_template"] = template.read_text(encoding="utf-8")
         meta = json_meta(text, *(special_token(folder, text, config, name) for name in ("eos", "bos")))
         own = config.pop(OWN_TEMPLATE, None)
-        meta = recognise(text, meta) or meta | {"json_config": config}
+        ours = config.pop(OWN_TOKENIZER, None)
+        is_ours = ours is not None and hash_json(make_json(ours)) == meta["tokenizer_id"]  # nobody has changed it
+        meta = ours if is_ours else meta | {"json_config": config}
         return meta if own is None else meta | {"template": own}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as e:
         raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
 
 
 def special_token(folder: Path, text: str, config: dict, name: str) -> str | None:
-    """The token "eos" or "bos" of a folder: in tokenizer_config.json (`config`), in special_tokens_map.json, or by its
-    id in config.json; of several ids the first."""
-    found = config.get(f"{name}_token") or read_json(folder / "special_tokens_map.json").get(f"{name}_token")
+    """The token "eos" or "bos" of a folder: in tokenizer_config.json (`config`), or by its id in config.json; of
+    several ids the first."""
+    found = config.get(f"{name}_token")
     if found is None and f"{name}_token" not in config:
         number = read_json(folder / "config.json").get(f"{name}_token_id")
         number = number[0] if isinstance(number, list) and number else number
@@ -153,16 +158,3 @@ def read_json(path: Path) -> dict:
         return value
     except (ValueError, TypeError, RecursionError) as e:
         raise ValueError(f"its {path.name} is damaged ({e})") from None
-
-
-def recognise(text: str, meta: dict) -> dict | None:
-    """The meta of the tokenizer of ours, other than gpt2, that a tokenizer.json with this text is; or None. `meta`
-    describes it as it is. (GPT-2's stays as it is: for ours a vocabulary would have to be downloaded.)"""
-    vocab = json.loads(text)["model"].get("vocab")
-    if not isinstance(vocab, dict):
-        return None
-    chars = sorted(vocab, key=vocab.get)
-    metas = [Tokenizer.meta_for("bytes"), Tokenizer.meta_for("gpt2_4096")]
-    metas += [Tokenizer.meta_for("chars", chars)] * all(len(c) == 1 for c in chars)
-    metas = (own for own in metas if own["vocab_size"] == len(vocab) and meta["eot"] in (None, own["eot"]))
-    return next((own for own in metas if hash_json(make_json(own)) == meta["tokenizer_id"]), None)

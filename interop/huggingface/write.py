@@ -4,9 +4,7 @@ installed, it is seen to compute the same: that catches a network whose code was
 import importlib.util
 import json
 import shutil
-import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -47,9 +45,6 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
             partial = Path(temporary) / folder.name
             partial.mkdir()
             tensors = {name: t.to(dtype).contiguous() for name, t in tensors.items()}
-            if wrong := next((name for name, t in tensors.items() if not t.isfinite().all()), None):
-                what = f"the tensor {wrong} has weights that {dtype} cannot hold"
-                raise ValueError(f"{what}, nothing was written: use --dtype=bfloat16 or float32")
             save_torch_state_dict(tensors, partial, max_shard_size="5GB")
             for name, text in files.items():
                 (partial / name).write_text(text, encoding="utf-8")
@@ -78,54 +73,32 @@ def convert(model: GPT, target: str) -> tuple:
 
 def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
     """Load the folder, an export of `model` as `kind` in `dtype`, with `transformers`, and compare the logits. False
-    where it is not installed; ValueError where it computes something else, or cannot load the folder."""
-    if importlib.util.find_spec("transformers") is None:
+    where it is not installed, or experts are rounded, which sends tokens to other experts; ValueError where it computes
+    something else, or cannot load the folder."""
+    if importlib.util.find_spec("transformers") is None or (model.config.n_expert and dtype != torch.float32):
         return False
     try:
-        found = difference(folder, model, typical=model.config.n_expert > 0 and dtype != torch.float32)
+        found = difference(folder, model)
     except Exception as e:  # transformers raises many kinds
-        reason = f"{type(e).__name__}: {reason_of(e)[:200]}"
-        what = f"transformers cannot load the export as {kind} ({reason}), nothing was written"
+        what = f"transformers cannot load the export as {kind} ({reason_of(e)[:200]}), nothing was written"
         raise ValueError(f"{what}: --compare=False leaves the comparison out") from e
     if not found <= TOLERANCES[dtype]:
-        what = f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the"
-        raise ValueError(f"{what} largest), nothing was written: was the network changed? Try --target=nanodnt")
+        what = f"transformers computes something else from the export as {kind}, nothing was written"
+        raise ValueError(f"{what}: was the network changed? Try --target=nanodnt")
     return True
 
 
 @torch.no_grad()
-def difference(folder: Path, model: GPT, typical: bool = False) -> float:
+def difference(folder: Path, model: GPT) -> float:
     """Largest difference between the logits of `model` and of the folder's, relative to the largest logit, in fp32, on
-    some random tokens. `typical`: of the median token, not of the worst: weights that are rounded send some tokens to
-    other experts, and their logits are then others."""
+    some random tokens."""
     c = model.config
     idx = torch.randint(c.vocab_size, (2, min(c.block_size, 64)), generator=torch.Generator().manual_seed(1))
-    with code_cache(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
         ours, found = model(idx)[0], theirs.eval()(idx).logits
-    errors = (found - ours).abs().amax(-1) / ours.abs().max().clamp(min=1e-30)
-    return (errors.median() if typical else errors.max()).item()
-
-
-@contextmanager
-def code_cache():
-    """A folder of its own for the copies of code that `transformers` makes, which are forgotten at the end."""
-    from transformers import dynamic_module_utils as code
-
-    def forget():
-        for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
-            del sys.modules[name]
-
-    kept, path = code.HF_MODULES_CACHE, list(sys.path)
-    with tempfile.TemporaryDirectory() as cache:
-        forget()
-        code.HF_MODULES_CACHE = cache
-        try:
-            yield
-        finally:
-            code.HF_MODULES_CACHE, sys.path[:] = kept, path
-            forget()
+    return ((found - ours).abs().max() / ours.abs().max().clamp(min=1e-30)).item()

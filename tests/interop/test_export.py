@@ -1,9 +1,6 @@
 """Exports: an architecture of `transformers` that computes the same, where there is one; tokenizers; the command."""
 
 import json
-import os
-import resource
-import signal
 import sys
 from types import SimpleNamespace
 
@@ -14,12 +11,10 @@ import transformers
 from tokenizers import models, normalizers, processors
 
 import export
-import sample
 from interop.huggingface import write
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
-from nanodnt import generate as generation
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
@@ -38,18 +33,13 @@ MAGDIR = dict(gain="branch", gain_out="scale", gain_param="magdir")
 EXPORTS = [
     ("gpt2", LAYERNORM),
     ("gpt2", dict(norm="layernorm", mlp="relu", tie_weights=False, embed_scale=True)),  # no biases
-    ("gpt2", LAYERNORM | dict(mlp="relu2", n_ff=24, lns="norm", gain="none")),
     ("gpt2", LAYERNORM | dict(lns="norm", lns_learn=True, branch_scale="layerscale")),
     ("gpt2", LAYERNORM | COMPLETEP),
-    ("llama", LLAMA | COMPLETEP),
     ("llama", LLAMA),
-    ("llama", LLAMA | dict(tie_weights=True, lns="norm", lns_power=0.7)),
     ("llama", LLAMA | dict(lns="branch", bias=True)),
     ("llama", LLAMA | MAGDIR | dict(bias=True)),
     ("llama", LLAMA | dict(branch_scale="skipinit", sigma_reparam=True, embed_scale=True)),
     ("qwen3", QWEN3),
-    ("qwen3", QWEN3 | dict(lns="norm", gain_param="expmagdir", tie_weights=True)),
-    ("mixtral", MOE),
     ("mixtral", LLAMA | MAGDIR | dict(n_expert=3, lns="norm")),
     ("mixtral", LLAMA | dict(n_expert=2, n_expert_active=1, branch_scale="layerscale", balance="none")),
     ("qwen3_moe", QWEN3 | dict(n_expert=5, n_expert_active=3)),
@@ -57,23 +47,15 @@ EXPORTS = [
 ]
 UNFIT = [  # (target, layout, words of the refusal)
     ("llama", LLAMA | dict(pre_norm="attn"), "pre_norm=attn both"),
-    ("llama", LLAMA | dict(post_norm_blocks=1), "post_norm"),
     ("llama", LLAMA | dict(lns="residual"), "lns=residual"),
     ("llama", LLAMA | dict(lns="input"), "lns=input"),
     ("llama", LLAMA | dict(gain_out="norm"), "gain_out=norm"),
     ("llama", LLAMA | dict(tie_weights=True, embed_scale=True), "embed_scale tie_weights"),
     ("gpt2", LLAMA, "norm=rmsnorm pos=rope mlp=swiglu n_kv_head=2"),
-    ("llama", LAYERNORM, "norm=layernorm pos=learned mlp=gelu"),
-    ("qwen3", LLAMA, "qk_norm=False"),
     ("qwen3", QWEN3 | dict(bias=True), "bias=True"),
     ("llama", MOE, "n_expert=4 (0 there)"),
-    ("mixtral", LLAMA, "n_expert=0 (some there)"),
-    ("mixtral", MOE | dict(n_expert_shared=1), "n_expert_shared=1 (0 there)"),
     ("mixtral", MOE | dict(router="sigmoid"), "router=sigmoid (softmax there)"),
-    ("mixtral", MOE | dict(router_scale=2.5), "router_scale=2.5 (1.0 there)"),
-    ("mixtral", MOE | dict(router_norm=False), "router_norm=False (True there)"),
     ("mixtral", MOE | dict(balance="bias"), "balance=bias (loss there)"),
-    ("mixtral", MOE | dict(bias=True), "bias=True (False there)"),
 ]
 
 
@@ -135,14 +117,6 @@ def test_half_precision(tmp_path):
     assert 1e-4 < error(theirs.float()(idx).logits, ours(idx)[0]) < 0.1  # rounded, and not more
 
 
-def test_weights_that_a_precision_cannot_hold(tmp_path):
-    model = build(LLAMA, dtype=torch.float32)
-    torch.nn.init.constant_(model.final_norm.gain, 7e4)
-    with pytest.raises(ValueError, match="norm.weight has weights that torch.float16 cannot hold, nothing was written"):
-        write_it(model, tmp_path / "it", dtype=torch.float16)
-    assert not list(tmp_path.iterdir())
-
-
 # ---------------------------------------------------------------------------------------------------------- tokenizers
 
 TEXT = "def f(x):\n    return  'naïve ☃'  # 日本\n\n\tThe end, isn't it?"
@@ -186,28 +160,22 @@ def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
 def test_the_same_tokenizer():
     """By what it does: transformers saves padding and truncation with it, and writes merges in two ways. A meta of
     earlier versions has no id."""
-    for meta in (LIKE_LLAMA, json_meta(make_json(BPE), None)):
-        used = tokenizers.Tokenizer.from_str(meta["json"])
-        used.enable_padding(pad_id=1)
-        used.enable_truncation(9)
-        found = json.loads(used.to_str())
-        merges = found["model"]["merges"]
-        found["model"]["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
-        ends = [used.id_to_token(meta[name]) if meta[name] is not None else None for name in ("eot", "bos")]
-        assert same_tokenizer(meta, json_meta(json.dumps(found), *ends))
-        assert not same_tokenizer(meta, meta | {"eot": 2}) and not same_tokenizer(meta, METAS["bytes"])
-        split = None if found["pre_tokenizer"] else {"type": "Whitespace"}
-        for change in (dict(normalizer={"type": "Lowercase"}), dict(pre_tokenizer=split)):
-            assert not same_tokenizer(meta, json_meta(json.dumps(found | change), *ends)), change
+    meta = json_meta(make_json(BPE), None)
+    used = tokenizers.Tokenizer.from_str(meta["json"])
+    used.enable_padding(pad_id=1)
+    used.enable_truncation(9)
+    found = json.loads(used.to_str())
+    found["model"]["merges"] = [" ".join(pair) for pair in found["model"]["merges"]]
+    assert same_tokenizer(meta, json_meta(json.dumps(found), None))
+    assert not same_tokenizer(meta, json_meta(json.dumps(found | dict(normalizer={"type": "Lowercase"})), None))
     bare = json.dumps(json.loads(LIKE_LLAMA["json"]) | {"post_processor": None})
     assert not same_tokenizer(LIKE_LLAMA, json_meta(bare, "</s>", "<s>"))  # no <s> before a text
-    assert same_tokenizer(CHARS, CHARS | {"source": "elsewhere"}) and not same_tokenizer(CHARS, METAS["chars"])
     for meta in METAS.values():
         old = {name: value for name, value in meta.items() if name != "tokenizer_id"}
         assert same_tokenizer(old, meta) and same_tokenizer(meta, old) and not same_tokenizer(old, CHARS)
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json", "config.json", "nowhere"])
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json", "nowhere"])
 def test_where_the_end_of_text_is_named(where, tmp_path):
     save_tokenizer(LIKE_LLAMA, tmp_path)
     named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>"}
@@ -231,24 +199,6 @@ def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
     assert found["tokenizer"] == "json" and Tokenizer(found).start == [4095] == Tokenizer(found).new_document()
 
 
-def test_a_text_begins_with_the_declared_token():
-    """Where the template has none: for an empty prompt, and in evaluations, as in transformers' harness."""
-    meta = LIKE_LLAMA | {"json": json.dumps(json.loads(LIKE_LLAMA["json"]) | {"post_processor": None})}
-    assert Tokenizer(meta).start == [] and Tokenizer(meta).new_document() == [0]
-    assert Tokenizer(meta | {"bos": None}).new_document() == [1] == [Tokenizer(meta | {"bos": None}).bos]
-    with pytest.raises(ValueError, match="eot, bos"):
-        Tokenizer(meta | {"bos": 999})
-
-
-def test_a_text_without_ids_is_one_line():
-    made = tokenizers.Tokenizer(models.WordLevel({"word": 0}))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    meta = json_meta(made.to_str(), None)
-    assert Tokenizer(meta).encode("word word") == [0, 0]
-    with pytest.raises(ValueError, match="the tokenizer cannot encode this text"):
-        Tokenizer(meta).encode("another")
-
-
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -265,17 +215,15 @@ def export_it(out_dir, to, *flags) -> int:
     return call(export.main, f"--out_dir={out_dir}", f"--to={to}", *flags)
 
 
-def test_the_command(begun, tmp_path, monkeypatch, capsys):
-    """What lies beside stays, and transformers' own copies of code, in the user's home, do not grow."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
-    to, path = tmp_path / "a" / "b", list(sys.path)
+def test_the_command(begun, tmp_path, capsys):
+    """What lies beside stays."""
+    to = tmp_path / "a" / "b"
     (tmp_path / "a" / "b.partial").mkdir(parents=True)
     assert export_it(begun, to) == 0
     out = capsys.readouterr().out
     assert f"best.pt, step 10, as nanodnt in float32: {to} (transformers computes the same)" in out
     assert "trust_remote_code=True" in out
-    assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"] and sys.path == path
-    assert not (tmp_path / "cache").exists()
+    assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"]
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
     assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
@@ -291,11 +239,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, capsys):
     for argv, words in (
         ((begun, ""), "--to=FOLDER is needed"),
         ((begun, tmp_path / "there"), "there exists already"),
-        ((begun, tmp_path / "file"), "file exists already"),
         ((begun, tmp_path / "file" / "x"), "file is a file, not a folder): choose another --to"),
         ((begun, tmp_path / "x", "--target=llama"), "--target=llama cannot hold this layout"),
         ((tmp_path, tmp_path / "x"), "there is no checkpoint"),
-        ((begun, tmp_path / "x", "--checkpoint=first.pt"), "best.pt, last.pt"),
     ):
         assert export_it(*argv) == 1, argv
         err = capsys.readouterr().err
@@ -319,47 +265,11 @@ def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
 def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert export_it(begun, tmp_path / "x") == export_it(begun, tmp_path / "y", "--compare=False") == 0
-    out = capsys.readouterr().out
-    assert "(not compared: transformers is not installed)" in out and "(not compared)" in out
+    assert capsys.readouterr().out.count("(not compared)") == 2
 
 
-def test_a_full_disk_is_one_line(begun, tmp_path, capsys):
-    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, kept[1]))
-    try:
-        assert export_it(begun, tmp_path / "x", "--compare=False") == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
-    err = capsys.readouterr().err
-    assert err.startswith("error: cannot write") and err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-def test_sigterm_leaves_nothing(begun, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    kept = signal.getsignal(signal.SIGTERM)
-    try:
-        assert export_it(begun, tmp_path / "x") == 143
-    finally:
-        signal.signal(signal.SIGTERM, kept)
-    assert not list(tmp_path.iterdir())
-
-
-def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
-    def fail(*args, **how):
-        raise OSError("no such model\nat all")
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    assert export_it(begun, tmp_path / "x") == 1
-    err = capsys.readouterr().err
-    assert "transformers cannot load the export as nanodnt (OSError: no such model), nothing was written" in err
-    assert "--compare=False" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("layout", [LAYERNORM, S5], ids=["gpt2", "nanodnt"])
-def test_a_pipeline_writes_what_we_write(layout, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
-    ours = build(layout | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
+def test_a_pipeline_writes_what_we_write(tmp_path):
+    ours = build(S5 | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
     write_pretrained(ours, BPE, tmp_path / "it", check=False)
     writer = transformers.pipeline("text-generation", model=str(tmp_path / "it"), trust_remote_code=True)
     tokenizer, prompt = Tokenizer(BPE), "The end of"
@@ -391,8 +301,8 @@ def test_a_folder_is_trained_and_exported(tmp_path, capsys):
     assert error(logits, peer(idx).logits) > 1e-2  # it has learned something
 
 
-def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
-    """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, sampled from, exported with it."""
+def test_a_tokenizer_of_theirs(tmp_path, monkeypatch):
+    """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, exported with it."""
     text, lines = "abc fed  a", "abc\nabc fed\n"  # where texts of other tokenizers are cut
     make_peer("LLaMA", vocab_size=LIKE_LLAMA["vocab_size"]).save_pretrained(tmp_path / "theirs")
     save_tokenizer(LIKE_LLAMA, tmp_path / "theirs")
@@ -412,16 +322,6 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
 
     config = dict(dataset=tmp_path / "data", out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
     assert run(**config, max_iters=2) == 0
-    prompts, draw = [], generation.generate
-
-    def note(model, idx, *args, **how):
-        prompts.append(idx[0].tolist())
-        return draw(model, idx, *args, **how)
-
-    monkeypatch.setattr(generation, "generate", note)
-    for start in ("--start=abc", "--start="):
-        assert call(sample.main, f"--out_dir={tmp_path / 'run'}", start, "--max_new_tokens=3") == 0
-    assert prompts == [theirs("abc")["input_ids"], [0]] and capsys.readouterr().out.count("abc") >= 5
     assert export_it(tmp_path / "run", tmp_path / "ours", "--compare=False") == 0
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert again(text)["input_ids"] == theirs(text)["input_ids"] and again.eos_token_id == 1

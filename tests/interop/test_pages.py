@@ -49,7 +49,7 @@ def test_use_from_beginning_to_end(tree):
             command, *shown = block.splitlines()
             assert call(tree, command.removeprefix("$ "), code=1).splitlines() == shown
     commands = list(printed)
-    assert (len(commands), len(NETWORK)) == (12, 7)
+    assert (len(commands), len(NETWORK)) == (12, 6)
     assert "as nanodnt in float32: exported/quickstart" in printed[commands[0]]
     assert "import " in printed[commands[1]] and "LlamaConfig" in commands[2]
     assert "vocabulary 257" in printed[commands[3]] and "bytes tokenizer" in printed[commands[3]]
@@ -71,7 +71,7 @@ def test_what_needs_a_network_says_so(line, tree):
         shutil.copytree(tree / "data" / "readme", tree / "data" / "corpus_smollm", dirs_exist_ok=True)
     err = call(tree, line, code=1, HF_HUB_OFFLINE="1")
     messages = [text for text in err.splitlines() if "error: " in text]
-    assert messages and ("Traceback" not in err or line.startswith("torchrun")), err  # torchrun prints its own
+    assert messages and "Traceback" not in err, err
     assert any(word in messages[0] for word in ("network", "connect", "fetched")), err
 
 
@@ -90,7 +90,7 @@ def test_the_ten_minutes_of_fine_tuning(tree):
     short = " --max_iters=100 --eval_tokens=4096 --batch_size=8 --compile=False"
     assert "done at step 100" in call(tree, trained + short)
     assert "done at step 101" in call(tree, trained + short.replace("=100", "=101"))  # auto: it goes on
-    assert "exact_match counts 416 with at most 32 tokens" in call(tree, evaluated)
+    assert "answers sft_example  exact_match" in call(tree, evaluated)
     assert call(tree, chat + " --max_new_tokens=12").count("\n") >= 2
     refused = call(tree, "python train.py config/sft/example.py --init_from=auto:nowhere --out_dir=out/x", code=1)
     assert "init_from='auto:nowhere' names neither a run directory" in refused

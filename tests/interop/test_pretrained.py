@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from interop.huggingface import families
 from interop.huggingface.hub import NAMES, is_pretrained
 from interop.huggingface.read import read_pretrained
-from interop.huggingface.write import TOLERANCES, difference, write_pretrained
+from interop.huggingface.write import write_pretrained
 from layers.moe import balance_loss
-from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
-from support.models import S5, batch, build, error, gradients
+from support.models import batch, error, gradients
 from support.peers import CHARS, PEERS, edit_config, make_peer, read_model, save_tokenizer
 from support.tolerances import FORWARD, GRADIENTS, roundings
 
@@ -91,7 +89,7 @@ def test_several_files_and_half_precision(tmp_path):
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert error(read_model(tmp_path)(idx)[0], peer(idx).logits) < FORWARD
     next(tmp_path.glob("model-*.safetensors")).unlink()
-    with pytest.raises(ValueError, match=r"it has no model-.*safetensors$"):
+    with pytest.raises(ValueError, match="it has no model-.*safetensors"):
         read_model(tmp_path)
 
 
@@ -144,24 +142,6 @@ def test_names_of_version_4(name, tmp_path):
         assert (bare.rope_theta, bare.norm_eps, bare.router_norm) == (1e4, 1e-6, False)
 
 
-def test_rounding_sends_tokens_to_other_experts(tmp_path):
-    """So the worst token is no measure of an export in half precision. The typical one is, and shows another function:
-    here one expert a token in place of two, or another last block."""
-    sizes = dict(n_layer=6, n_head=4, n_embd=64, n_ff=64, block_size=64, vocab_size=50, n_expert=8, init_std=0.1)
-    config = GPTConfig(**sizes, pos="rope", mlp="swiglu")
-    model = GPT(config, seed=4).eval()
-    assert write_pretrained(model, CHARS, tmp_path / "it", dtype=torch.float16) == ("mixtral", True)
-    allowed = TOLERANCES[torch.float16]
-    assert difference(tmp_path / "it", model) > 2 * allowed > allowed / 10 > difference(tmp_path / "it", model, True)
-
-    fewer = GPT(replace(config, n_expert_active=1)).eval()
-    fewer.load_state_dict(model.state_dict())
-    assert difference(tmp_path / "it", fewer, True) > 2 * allowed
-    with torch.no_grad():
-        model.blocks[-1].mlp.f.router.weight.neg_()
-    assert difference(tmp_path / "it", model, True) > 2 * allowed
-
-
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
@@ -171,15 +151,6 @@ def test_each_part_that_we_lack_is_refused(key, folders):
     value = False if key == "scale_attn_weights" else 0.5
     with pytest.raises(ValueError, match=f"parts that this model lacks: {key}={value}"):
         families.config_from_theirs(theirs | {key: value})
-
-
-def test_rope_that_says_it_is_plain(folders):
-    theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
-    theirs["rope_parameters"] = dict(rope_type="default", type="default", rope_theta=3e5, partial_rotary_factor=1.0)
-    assert families.config_from_theirs(theirs).rope_theta == 3e5
-    theirs["rope_parameters"]["partial_rotary_factor"] = 0.5
-    with pytest.raises(ValueError, match="partial_rotary_factor"):
-        families.config_from_theirs(theirs)
 
 
 def test_heads(folders):
@@ -214,45 +185,27 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "layers with windows": (edit(layer_types=["sliding_attention", "full_attention"]), "layer_types sliding_attention"),
     "scaled RoPE": (edit(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)), "RoPE llama3"),
     "old scaled RoPE": (edit(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)), "RoPE linear"),
-    "scaled RoPE beside the new form": (edit(rope_scaling=dict(rope_type="yarn", factor=4.0)), "RoPE yarn"),
-    "RoPE for each kind of layer": (edit(rope_parameters=dict(full_attention=dict(rope_type="yarn"))), "RoPE"),
     "experts without a number": (edit(model_type="mixtral", num_experts_per_tok=2), "lacks num_local_experts"),
-    "more active than there are": (edit(**FEW, num_experts_per_tok=3), "tok=3 is more than num_local_experts=2"),
     "no expert's tensors": (edit(**FEW, num_experts_per_tok=1), "layers.0.block_sparse_moe.gate.weight is missing"),
     "another family": (edit(model_type="mamba"), "model_type='mamba' gpt2 llama qwen3"),
     "half of the biases": (edit(attention_bias=True), "attention_bias=True mlp_bias=False"),
     "another activation": (edit(hidden_act="gelu"), "hidden_act=gelu silu"),
-    "no size": (edit(hidden_size=None), "config.json lacks hidden_size"),
-    "a size of the wrong type": (edit(num_hidden_layers="two"), "num_hidden_layers='two'"),
-    "a flag of the wrong type": (edit(tie_word_embeddings="yes"), "tie_word_embeddings='yes'"),
-    "a base of 400 digits": (edit(rope_parameters=dict(rope_theta=10**400)), "config.json is damaged"),
-    "eps of 400 digits": (edit(rms_norm_eps=10**400), "rms_norm_eps=1000 must be a finite number"),
-    "an id of 400 digits": (
-        lambda folder: (save_tokenizer(CHARS, folder), edit(eos_token_id=10**400)(folder)),
-        "tokenizer cannot be read",
-    ),
-    "RoPE of the wrong type": (edit(rope_parameters="fast"), "config.json is damaged"),
+    "a size of the wrong type": (edit(num_hidden_layers="two"), "n_layer='two'"),
+    "RoPE of the wrong type": (edit(rope_parameters="fast"), ".json damaged"),
     "another width": (edit(intermediate_size=32), "gate_proj [24, 16]"),
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
-    "millions of blocks": (edit(num_hidden_layers=10**6), "num_hidden_layers=1000000 larger"),
-    "thousands of blocks": (edit(num_hidden_layers=9999), "9,999 blocks, but 21 tensors"),
-    "thousands of experts": (edit(**FEW | dict(num_local_experts=9999), num_experts_per_tok=1), "19,998 experts"),
-    "no weights": (lambda folder: (folder / FILE).unlink(), f"no {FILE}"),
-    "old weights": (lambda folder: (folder / FILE).rename(folder / "x.bin"), f"no {FILE}: its .bin files are not read"),
+    "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 larger"),
+    "old weights": (lambda folder: (folder / FILE).rename(folder / "x.bin"), f"no {FILE} .bin files are not read"),
     "cut off": (lambda folder: os.truncate(folder / FILE, 5000), f"{FILE} is damaged"),
-    "not finite": (change(NORM, lambda t: t / 0), f"{NORM} finite"),
-    "whole numbers": (change(NORM, lambda t: t.long()), f"{NORM} floats"),
     "another shape": (change(NORM, lambda t: t[:3]), "norm.weight [3]"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     "config is no JSON": (write("config.json", "{"), "config.json is damaged"),
-    "config is nested": (write("config.json", "[" * 9**5), "config.json is damaged"),
     "index with strange files": (
         write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
-        "index.json damaged",
+        ".json files is damaged",
     ),
-    "tokenizer is no JSON": (write("tokenizer.json", "{"), "tokenizer cannot be read"),
     "tokenizer without a model": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer cannot be read"),
-    "a run directory": (lambda folder: (write("config.json", "{}")(folder), write("last.pt", "")(folder)), "last.pt"),
+    "a run directory": (write("config.json", "{}"), "no config.json of a model (a run is named by --out_dir,"),
     "a network of another version": (
         write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
         "model_config has ['x'], unknown to this version",
@@ -269,22 +222,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(case, llama):
     message = str(caught.value)
     assert "\n" not in message and message.startswith(f"{llama} cannot be used: ")
     assert [word for word in words.split() if word not in message] == [], message
-
-
-def test_damage_to_an_export_of_ours(tmp_path):
-    """Every tensor is there, has its shape, and no other is."""
-    folder = tmp_path / "ours"
-    write_pretrained(build(S5, dtype=torch.float32), CHARS, folder)
-    good, name = load_file(folder / "model.safetensors"), "network.blocks.0.attn.f.q.weight"
-    assert read_model(folder).config.mid_norm == "both"
-    for tensors in (
-        {k: t for k, t in good.items() if k != name},
-        good | {name: good[name][:1]},
-        good | {"x": good[name].clone()},
-    ):
-        save_file(tensors, folder / "model.safetensors")
-        with pytest.raises(ValueError, match=r"ours cannot be used: .*(f.q.weight|x) is"):
-            read_model(folder)
 
 
 def test_a_larger_tokenizer_is_refused(llama):
@@ -311,16 +248,3 @@ def test_without_a_network(monkeypatch):
     words = r"gpt2 is no folder, and could not be fetched \(OSError: no route\): check name and network$"
     with pytest.raises(ValueError, match=f"^openai-community/{words}"):
         read_pretrained("openai-community/gpt2")
-
-
-def test_a_download(monkeypatch, folders):
-    """The files that are asked for, and the folder that is then read."""
-    import huggingface_hub
-
-    def download(name, **how):
-        assert name == "gpt2" and how["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja"]
-        assert how["ignore_patterns"] == ["*/*", "consolidated*"]
-        return folders["GPT-2"]
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert read_pretrained("gpt2")[0].n_embd == 16

@@ -73,24 +73,20 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
     meta = load_meta("mine")
     assert (meta["kind"], meta["tokenizer"], meta["dtype"]) == ("examples", "bytes", "uint16")
     assert meta["source"] == "pairs.jsonl (40 examples)" and template_of(meta) == TEMPLATES["chat"]
-    tokens, answers, longest = 0, 0, 0
+    tokens = answers = 0
     for split, texts in (("train", train), ("val", val)):
         part, lengths = meta["splits"][split], [1 + len(p) + len(r) + 1 for p, r in texts]
         assert part["tokens"] == sum(lengths) and part["examples"] == len(texts) and part["max_id"] == 256
         assert part["longest"] == max(lengths) and part["answer_tokens"] == sum(len(r) + 1 for _, r in texts)
-        for entry, file in ((part, f"{split}.bin"), (part["marks"], f"{split}.marks")):
-            assert entry["file"] == file and entry["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
-        tokens, answers, longest = tokens + sum(lengths), answers + part["answer_tokens"], max(longest, *lengths)
+        tokens, answers = tokens + sum(lengths), answers + part["answer_tokens"]
     assert set(contents(folder)) == {"train.bin", "train.marks", "val.bin", "val.marks", "meta.json"}
-    share = f"{answers / tokens:.1%} of the tokens count in the loss\nthe longest example, of {longest} tokens, needs"
-    assert f"train {len(train)} examples" in said and share in said
-    assert r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'" in said
+    assert f"train {len(train)} examples" in said and f"{answers / tokens:.1%} of the tokens count in the loss" in said
     train = "python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine"
     assert f"next: {train}\n" in said
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_tokenizer_of_hugging_face(start, home, tmp_path, capsys):
+def test_a_tokenizer_of_hugging_face(start, home, tmp_path):
     meta = starting_tokenizer(start)
     (tmp_path / "model").mkdir()
     (tmp_path / "model/tokenizer.json").write_text(meta["json"])
@@ -101,7 +97,6 @@ def test_a_tokenizer_of_hugging_face(start, home, tmp_path, capsys):
     letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]  # what this vocabulary has of the template
     expected = ([*begin, *letters, 5, 2], [2, *[0] * (len(begin) - 1 + len(letters)), 1, 1])
     assert examples_of(home / "mine", "train") == examples_of(home / "mine", "val") == [expected]
-    assert "note: answers end with this tokenizer's end of text, not <|im_end|>" in capsys.readouterr().out
     assert load_meta("mine")["json"] == meta["json"]
 
 
@@ -114,20 +109,12 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
     "record, expected",
     [
         ({"prompt": "a", "response": "b", "id": 3}, "a b"),
-        ({"messages": [USER, ANSWER], "prompt": "x"}, "a b"),
         ({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, "s a b a b"),
         ({"messages": [{"role": "system", "content": ""}, USER, ANSWER]}, "a b"),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "a b"),
-        ({"conversations": [{"from": "system", "value": "s"}, USER, ANSWER]}, "s a b"),
         ({"conversations": [USER, ANSWER], "system": "s"}, "s a b"),
-        ({"messages": [USER, ANSWER], "system": "s"}, "s a b"),
-        ({"instruction": "a", "output": "b", "system": "s"}, "s a b"),
         ({"prompt": "a", "response": "b", "system": " "}, "a b"),
-        ({"messages": [USER, ANSWER], "system": None}, "a b"),
-        ({"messages": [{"role": "system", "content": "s"}, USER, ANSWER], "system": "s"}, "s a b"),
         ({"instruction": "a", "input": "", "output": "b", "answer": "c"}, "a b"),
-        ({"instruction": "a", "output": "b"}, "a b"),
-        ({"instruction": "a", "input": " \n", "output": "b"}, "a b"),
         ({"instruction": "a", "input": None, "output": "b"}, "a b"),
         ({"instruction": "a", "input": "c", "output": "b"}, "a\n\nc b"),
         ({"prompt": None, "response": None, "messages": [USER, ANSWER]}, "a b"),
@@ -139,12 +126,6 @@ def test_forms_of_records(record, expected):
     assert [m["role"] for m in messages if m["role"] != "system"] == roles[: len(expected.replace("s ", "").split(" "))]
     assert [m["content"] for m in messages] == expected.split(" ")
     assert ("s " in expected) == (messages[0]["role"] == "system")
-
-
-def test_other_names_of_keys():
-    assert messages_of({"q": "a", "a": "b"}, "here", "q", "a") == [USER, ANSWER]
-    with pytest.raises(ValueError, match="here: needs the keys 'q' and 'a', or 'messages', or"):
-        messages_of({"prompt": "a", "response": "b"}, "here", "q", "a")
 
 
 def test_kinds_of_files(home, tmp_path, capsys):
@@ -166,16 +147,6 @@ def test_kinds_of_files(home, tmp_path, capsys):
     assert f"of other kinds, so left out: {folder}/README.md\n" in capsys.readouterr().err
     made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
     assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:7])
-
-
-def test_keys_that_are_not_read_are_counted(home, tmp_path, capsys):
-    rated = {"prompt": "a", "response": "b", "id": 7, "tags": [], "source": ""}
-    weighted = {"messages": [USER, ANSWER | {"weight": 0}], "tools": [{"name": "search"}], "system": "s"}
-    path = write_records(tmp_path / "a.jsonl", [rated] * 3 + [weighted] * 2)
-    run(path)
-    assert capsys.readouterr().err == (
-        "note: keys that are not read, and in how many records: 'id' 3; 'tools' 2; 'weight' of a message 2\n"
-    )
 
 
 def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
@@ -200,14 +171,6 @@ def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
     assert re.findall(r"a.jsonl, line (\d)", line) == ["5", "6", "7", "8"]
 
 
-def test_a_special_name_in_a_record_is_said(home, tmp_path, capsys):
-    path = write_records(tmp_path / "a.jsonl", [*RECORDS[:2], {"prompt": "a<|endoftext|>", "response": "b"}])
-    run(path)
-    assert capsys.readouterr().err == (
-        f"note: <|endoftext|> is read as ordinary text, not as a token: {path}, line 3\n"
-    )
-
-
 # ----------------------------------------------------------------------------------------------------- lengths, splits
 
 
@@ -220,7 +183,7 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
     run(path, *how, "--max_tokens=9")
     lengths = [len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)]
     assert sorted(lengths) == [4, 5, 9, 10, 10]  # 10 = max_tokens + 1 tokens give 9 inputs and their targets
-    words = "left out: 2 of 7 examples of --input have more than max_tokens+1 = 10 tokens (the longest 12)"
+    words = "note: examples of more than max_tokens+1 = 10 tokens, so left out"
     assert capsys.readouterr().err == f"{words}: {path}, line 4; {path}, line 6\n"
     open_prepared("mine", block_size=9)
     with pytest.raises(ValueError, match="longer than block_size"):
@@ -228,7 +191,7 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
     run(path, *how)
     assert capsys.readouterr().err == "" and load_meta("mine")["source"] == "a.jsonl (7 examples)"
     before = contents(home)
-    assert "nothing remains: 7 of 7 examples" in error_of(sft.main, *flags(path, *how, "--max_tokens=2"))
+    assert "--input holds no records" in error_of(sft.main, *flags(path, *how, "--max_tokens=2"))
     assert "there is one example" in error_of(sft.main, *flags(path, *how, "--max_tokens=3"))
     assert contents(home) == before
 
@@ -254,37 +217,25 @@ FILES = {
     "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
     "empty.jsonl": '{"prompt": "a", "response": ""}\n',
     "list.jsonl": '{"instruction": ["a"], "input": "b", "output": "c"}\n',
-    "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
-    "odd.jsonl": '{"messages": "abc"}\n',
     "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
-    "two.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER], "system": "t"}),
-    "cut.json": '[{"prompt": "a", "response": "b"}, {',
     "object.json": '{"prompt": "a", "response": "b"}',
     "nothing.jsonl": "\n\n",
     "notes.txt": "a text",
-    "texts/notes.txt": "a text",
     "endless/tokenizer.json": starting_tokenizer()["json"],
 }
 BAD = [
     ("input=form.jsonl", "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
-    ("input=form.jsonl", "but found {'question': 'a', 'answer': 'b'}..."),
-    ("input=empty.jsonl", "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
-    ("input=input.jsonl", "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
-    ("input=list.jsonl", "line 1: the prompt (message 1) is of type list, not text in {'instruction': ['a'], 'input'"),
-    ("input=odd.jsonl", "line 1: messages cannot be read in {'messages': 'abc'}"),
-    ("input=two.jsonl", "two.jsonl, line 1: there are two system messages, one of them beside the messages"),
+    ("input=empty.jsonl", "line 1: message 2, of the assistant, is empty or only white space in {'prompt': 'a'"),
+    ("input=list.jsonl", "line 1: cannot be read in {'instruction': ['a'], 'input'"),
     ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
-    ("input=cut.json", "cut.json is not JSON (Expecting property name"),
     ("input=object.json", "object.json is no array of records"),
-    ("input=texts", "--input holds no records (.jsonl, .ndjson, .json, .parquet)"),
     ("input=in val_input=nothing.jsonl", "--val_input holds no records"),
     ("input=notes.txt", "notes.txt is none of .jsonl, .ndjson, .json, .parquet"),
     ("val_input=missing.jsonl", "--val_input"),
     ("val_input=in/good.jsonl", "overlap: hold out other files"),
-    ("tokenizer=chars", "--tokenizer=chars has no end of text"),
+    ("tokenizer=chars", "--tokenizer=chars is neither one of bytes, gpt2, gpt2_4096"),
     ("tokenizer=endless", "names no end of text"),
     ("template=chatt", "template 'chatt' is none of chat, alpaca, chatml, plain"),
-    ("prompt_key=question", "needs the keys 'question' and 'response'"),
     ("prompt_key=response", "the prompt and the response have the same key, 'response'"),
 ]
 
@@ -349,17 +300,11 @@ def test_commonsense170k(source, home, tmp_path, capsys):
     assert texts_of(tmp_path / "other", "train")[0] == ("Is 0 even?", "true")
 
 
-def test_commonsense170k_damaged_or_away(source, home, tmp_path, monkeypatch):
-    given = [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"]
-    good = (source / commonsense.TRAIN).read_bytes()
+def test_commonsense170k_damaged_or_away(source, tmp_path):
+    given, good = [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"], (source / commonsense.TRAIN).read_bytes()
     (source / commonsense.TRAIN).write_bytes(good + b" ")
-    line = error_of(commonsense.main, *given)
-    assert f"instead of {commonsense.BLOB}" in line and "has git_blob" in line
+    assert f"instead of {commonsense.BLOB}" in error_of(commonsense.main, *given)
     (source / commonsense.TRAIN).write_bytes(good)
-    (source / "dataset/piqa/test.json").write_text('[{"question": "a"}]')
-    assert "piqa.json, record 1: needs the keys" in error_of(commonsense.main, *given)
-    (home / "commonsense170k/raw/test/piqa.json").unlink()
     (source / "dataset/piqa/test.json").unlink()
     assert "could not download" in error_of(commonsense.main, *given)
-    assert "template 'x' is none of" in error_of(commonsense.main, *given, "--template=x")
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,7 @@
 """Conversations as token ids, counted by hand: an answer's tokens, what a template may say, what no content can do; and
 the template of an export: `transformers` makes of messages what we make of them, and we read it back."""
 
-import io
 import json
-import sys
 
 import tokenizers
 from hypothesis import given
@@ -11,12 +9,11 @@ from hypothesis import strategies as st
 from pytest import mark, raises
 
 import export
-import sample
 from interop.conversations.template import TEMPLATES, Template, check_messages, encode_conversation, template_of
 from interop.huggingface.read import load_pretrained
-from interop.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
+from interop.huggingface.tokenizer_files import read_tokenizer
 from nanodnt.data.meta import load_meta
-from nanodnt.data.tokenizer import Tokenizer, json_meta
+from nanodnt.data.tokenizer import Tokenizer
 from support.examples import TEMPLATE, chat, example, shouts, starting_tokenizer, write_examples
 from support.peers import chatml_tokenizer, save_tokenizer
 from support.runs import call, run
@@ -63,31 +60,11 @@ def test_two_turns_in_chatml():
     assert whole.encode(whole.decode(ids[1:], skip_special_tokens=False), add_special_tokens=False).ids == ids[1:]
 
 
-def test_a_start_of_several_tokens():
-    tokenizer = Tokenizer(starting_tokenizer())  # [0, 1] before a text; a is 3; end of text is 2
-    found = encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab", "c"))
-    assert found == ([0, 1, 3, 4, 5, 2], [2, 0, 0, 0, 1, 1])
-    assert encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab"))[0] == [0, 1, 3, 4]
-
-
-@mark.parametrize(
-    "name, text",
-    [
-        ("chat", "User: Hi there\nAssistant:\n"),
-        (
-            "alpaca",
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-            "\n\n### Instruction:\nHi there\n\n### Response:\n",
-        ),
-        ("chatml", "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"),
-        ("plain", "Hi there"),
-    ],
-)
-def test_a_prompt_is_tokenised_as_one_text(name, text):
-    assert encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
-    ids, marks = encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there", "Yes, do."))
-    if name != "plain":  # after a newline the answer has the tokens that it has in the whole text
-        assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]
+def test_a_prompt_is_tokenised_as_one_text():
+    text = "User: Hi there\nAssistant:\n"
+    assert encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
+    ids, marks = encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there", "Yes, do."))
+    assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]  # after a newline an answer's tokens are its own
     assert sum(marks) == 2 + len(GPT2_4096.encode("Yes, do.")) + 1
 
 
@@ -141,51 +118,14 @@ def test_special_tokens_are_the_templates_alone(template):
     assert CHATML.decode([i for i, value in zip(ids, marks, strict=True) if value == 1]) == EVIL * 2
 
 
-def test_a_vocabulary_with_a_special_name_as_a_word():
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1, "?": 2, "<u>": 3}, unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(["</s>"])
-    made.add_tokens(["<u>"])
-    tokenizer = Tokenizer(json_meta(made.to_str(), "</s>"))
-    template = Template("", "<u> {prompt}\n{response}")
-    assert encode_conversation(tokenizer, template, chat("a b", "a")) == ([1, 3, 0, 2, 0, 1], [2, 0, 0, 0, 1, 1])
-    for contents, name in ((("a </s>", "a"), "</s>"), (("a", "</s> a"), "</s>"), (("<u>", "a"), "<u>")):
-        with raises(ValueError, match=f"reads '{name}' in a text as its special token: take it out"):
-            encode_conversation(tokenizer, template, chat(*contents))
-
-
-def test_of_several_names_the_longest_counts_and_white_space_is_text():
-    tokenizer = Tokenizer(chatml_tokenizer("bytes", "  ", "<x", "<x>"))  # 259, 260, 261
-    ids, _ = encode_conversation(tokenizer, Template("", "<x>  {prompt}\n{response}"), chat("a  b", "c  d"))
-    assert ids == [END, 261, 259, *b"a", 259, *b"b\nc", 259, *b"d", END]
-
-
 # --------------------------------------------------------------------------------------------------------- templates
-
-
-def test_texts_of_a_template_are_as_they_stand():
-    """Other braces and backslashes are text: a meta.json of an earlier version may hold any template."""
-    parts = {"system": "S {system}\n", "turn": '{"a": {}} \\n { prompt } {prompt}\n{response}'}
-    template = template_of({"template": parts})
-    text = 'S s\n{"a": {}} \\n { prompt } p\n'
-    assert encode_conversation(BYTES, template, chat("p", system="s"))[0] == [256, *text.encode()]
 
 
 def test_the_template_of_a_meta():
     assert template_of({}) is None
     for template in TEMPLATES.values():
         assert template_of({"template": {"system": template.system, "turn": template.turn}}) == template
-    for bad in (
-        "chat",
-        [],
-        {},
-        {"turn": "{prompt}{response}"},
-        {"system": None, "turn": "{prompt}{response}"},
-        {"system": "", "turn": 3},
-        {"system": "", "turn": "{prompt}"},
-        {"system": "", "turn": "{response}"},
-        {"system": "x", "turn": "{prompt}{response}"},
-    ):
+    for bad in ("chat", {"system": "", "turn": 3}, {"system": "", "turn": "{prompt}"}):
         with raises(ValueError) as error:
             template_of({"template": bad})
         assert "\n" not in str(error.value)
@@ -209,18 +149,11 @@ def of(*roles):
     "messages, words",
     [
         ([], "there are no messages"),
-        ("Hi", "there are no messages"),
-        (["Hi"], "message 1 has the role None, where system or user is due"),
         ([{"role": ["user"], "content": "x"}], "message 1 has the role ['user'], where"),
-        (of("assistant"), "message 1 has the role 'assistant', where system or user is due"),
         (of("user", "user", "assistant"), "message 2 has the role 'user', where assistant is due"),
         (of("system", "assistant"), "message 2 has the role 'assistant', where user is due"),
-        (chat("a", ""), "the response (message 2) is empty or only white space"),
-        (chat(" \n", "b"), "the prompt (message 1) is empty or only white space"),
-        (chat("a", "b", system="\t"), "the system message (message 1) is empty"),
-        (chat("a", None), "the response (message 2) is of type NoneType, not text"),
-        (chat("a\ud800", "b"), "the prompt (message 1) is not text in UTF-8"),
-        (chat("a", [{"type": "text", "text": "b"}]), "the response (message 2) is of type list, not text"),
+        (chat("a", ""), "message 2, of the assistant, is empty or only white space"),
+        (chat("a", [{"type": "text", "text": "b"}]), "message 2, of the assistant, is of type list, not text"),
     ],
 )
 def test_messages_that_are_no_conversation(messages, words):
@@ -286,7 +219,7 @@ def test_transformers_makes_the_same_of_messages(name, template, tmp_path):
     theirs = exported(tmp_path, meta, template)
     ours, letters = Tokenizer(meta), name == "a start"
     system = None if not template.system else "be" if letters else "Be brief, isn't it?\n"
-    contents = [("ab",), ("ab", "cd", "ef"), ("ab", "cd", "ef", "gh", "ij", "k")]
+    contents = [("ab",), ("ab", "cd", "ef")]
     if not letters:
         contents += [(" Hi {prompt} \n☃ {{ x }}",), ("What?", "No, not \n\n so. ", "\tWhy\n", "So é", "x")]
     for messages in [chat(*texts, system=s) for texts in contents for s in (None, system)]:
@@ -300,29 +233,13 @@ def test_transformers_makes_the_same_of_messages(name, template, tmp_path):
 
 def test_messages_that_jinja_refuses(tmp_path):
     theirs = exported(tmp_path, METAS["bytes"], TEMPLATES["alpaca"])
-    user, assistant = chat("a", "b")
-    for messages, words in (
-        ([user, user], "user and assistant alternate"),
-        ([assistant], "user and assistant alternate"),
-        ([user, *chat(system="s")], "user and assistant alternate"),
-        (chat("a", system="s"), "this model knows no system message"),
-    ):
-        with raises(Exception, match=words):
-            apply(theirs, messages)
+    with raises(Exception, match="user and assistant alternate"):
+        apply(theirs, chat("a") * 2)
+    with raises(Exception, match="this model knows no system message"):
+        apply(theirs, chat("a", system="s"))
 
 
-def test_our_template_replaces_another_and_no_template_changes_nothing(tmp_path):
-    theirs = {"eos_token": "<|im_end|>", "chat_template": "theirs"}
-    meta = METAS["chatml"] | {"json_config": theirs}
-    ours = {"system": "", "turn": "{prompt}{response}"}
-    config = json.loads(tokenizer_files(meta | {"template": ours}, 9)["tokenizer_config.json"])
-    assert config["nanodnt_template"] == ours and config["chat_template"] != "theirs"
-    config = json.loads(tokenizer_files(meta, 9)["tokenizer_config.json"])
-    assert "nanodnt_template" not in config and config["chat_template"] == "theirs"
-    assert "chat_template" not in tokenizer_files(METAS["bytes"], 9)["tokenizer_config.json"]
-
-
-def test_the_export_of_a_run(tmp_path, monkeypatch, capsys):
+def test_the_export_of_a_run(tmp_path):
     """A run's checkpoint has the template of its data, and so its export; `generate` ends where an answer does."""
     import transformers
 
@@ -333,7 +250,3 @@ def test_the_export_of_a_run(tmp_path, monkeypatch, capsys):
     text, ids = apply(transformers.AutoTokenizer.from_pretrained(tmp_path / "it"), chat("a", system="b"))
     assert text == "<|endoftext|>b\na\n" and ids == [256, *b"b\na\n"]
     assert template_of(load_pretrained(str(tmp_path / "it")).meta) == Template(**TEMPLATE)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n"), encoding="utf-8"))
-    capsys.readouterr()
-    assert call(sample.main, f"--init_from={tmp_path / 'it'}", "--chat", "--max_new_tokens=3") == 0
-    assert capsys.readouterr().err in ("", "note: the answer is cut after max_new_tokens=3\n")
