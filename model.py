@@ -31,7 +31,7 @@ from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, has_one_row, linear
 from layers.loss import linear_cross_entropy
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
+from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
@@ -369,15 +369,10 @@ class Residual(nn.Module):
         self.f, self.dropout = f, nn.Dropout(dropout)
         self.pre, self.mid, self.post, self.skip = pre, mid, post, skip
 
-    def stored(self, x):
-        """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
-        Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
-        return x if self.pre.norm == "none" else store_once(x)
-
     def forward(self, x, *args):
         u, in_gain = self.pre(x), self.pre.factor_for_weight()  # which a folding slot leaves to the first matrices of f
         x = add(self.skip(x), self.dropout(self.mid(self.f(u, in_gain, *args))), self.runtime.stream_dtype)
-        return rounded(self.post(x), self.runtime.stream_dtype)
+        return stored(self.post(x), self.runtime.stream_dtype)
 
 
 class Block(nn.Module):
@@ -391,7 +386,7 @@ class Block(nn.Module):
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)
-        x = self.mlp(self.mlp.stored(x))
+        x = self.mlp(x)
         return x
 
 
@@ -422,12 +417,11 @@ class Transformer(Network):
 
     def enter(self, x):
         """The residual stream before the first block; x (B, T, C): the embedding sum."""
-        return rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
+        return stored(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): before the first."""
         for i, block in enumerate(self.blocks):
-            x = block.attn.stored(x)
             if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
@@ -458,28 +452,28 @@ class GPT(Transformer):
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        x, table = self.stream_and_table(idx, positions, cache, gives_table=self.head is None)
+        x, table = self.stream_and_table(idx, positions, cache)
         return None, self.loss(x, targets, table)
 
     def stream(self, idx, positions=None, cache=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C)."""
         return self.stream_and_table(idx, positions, cache)[0]
 
-    def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
+    def stream_and_table(self, idx, positions=None, cache=None):
         """(`stream`, the table that `embed` gives)."""
         T, start, c = idx.shape[1], cache[0].length if cache else 0, self.config
         if not torch.is_tensor(start) and start + T > c.block_size:  # a tensor: see StaticKVCache
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={c.block_size}")
         places = start + torch.arange(T, device=idx.device)
         mask, positions = self.mask(places, positions, cache), places if positions is None else positions
-        x, table = self.embed(idx, positions, gives_table)
+        x, table = self.embed(idx, positions)
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         return self.through_blocks(x, rope, cache, mask), table
 
-    def embed(self, idx, positions, gives_table=False):
-        """(the stream before the first block, the table of a `Lookup` for the head, or None): idx (B, T), positions
+    def embed(self, idx, positions):
+        """(the stream before the first block, the table of a `Lookup` for a tied head, or None): idx (B, T), positions
         (T,) or (B, T)."""
-        x, table = Lookup.apply(self.wte.weight, idx) if gives_table else (self.wte(idx), None)
+        x, table = Lookup.apply(self.wte.weight, idx) if self.head is None else (self.wte(idx), None)
         return self.enter(x if self.wpe is None else x + self.wpe(positions)), table
 
     def mask(self, places, positions, cache):
