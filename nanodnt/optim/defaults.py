@@ -1,6 +1,5 @@
 """Settings of optimizers and schedules: the defaults of what is None, what is refused, what is noted."""
 
-from nanodnt.optim.kernels import plain_kernels
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS
 
 RATIO_FLAGS = [f"lr_ratio_{block_type}" for block_type in RATIOS]
@@ -103,10 +102,6 @@ def notes(config, model) -> list:
         listed = [block_type for block_type in RATIOS if block_type not in ("router", "patch") or block_type in roles]
         ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
         found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are our choice: {ratios}")
-    device = next(model.parameters()).device
-    if plain := plain_kernels(device):
-        why = f"on {device.type} torch's fused updates of {' and '.join(plain)} do not clip or skip"
-        found.append(f"{why}: plain operators, which are slower, compute them")
     none = "has no effect: the model has no"
     for role in ("head", "pos", "router", "patch"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
