@@ -75,13 +75,16 @@ def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor
 def subtract(group, params: list, m: list, sizes) -> None:
     """w ← w − size · m, with the size of the block, of `sizes` (number of blocks,)."""
     rows, own, m = group["block_rows"], list(map(local_shard, params)), list(map(local_shard, m))
-    if not rows:  # each tensor is one block
-        torch._foreach_sub_(own, torch._foreach_mul(m, list(sizes)))
-        return
-    # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
-    of_rows = sizes.repeat_interleave(rows).split(list(map(row_count, params)))
-    for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
-        w.addcmul_(mean, own_part(size, p)[..., None], value=-1)
+    if rows:  # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
+        of_rows = sizes.repeat_interleave(rows).split(list(map(row_count, params)))
+        for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
+            w.addcmul_(mean, own_part(size, p)[..., None], value=-1)
+    else:
+        counts = [mean.numel() for mean in m]
+        steps = torch.cat([size.expand(n) for size, n in zip(sizes.unbind(), counts, strict=True)])
+        steps.mul_(torch.cat([mean.flatten() for mean in m]))
+        parts = [part.view_as(w) for part, w in zip(steps.split(counts), own, strict=True)]
+        torch._foreach_sub_(own, parts)
 
 
 def row_count(p) -> int:
