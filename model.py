@@ -452,28 +452,28 @@ class GPT(Transformer):
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        x, table = self.stream_and_table(idx, positions, cache)
+        x, table = self.stream_and_table(idx, positions, cache, gives_table=self.head is None)
         return None, self.loss(x, targets, table)
 
     def stream(self, idx, positions=None, cache=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C)."""
         return self.stream_and_table(idx, positions, cache)[0]
 
-    def stream_and_table(self, idx, positions=None, cache=None):
+    def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
         """(`stream`, the table that `embed` gives)."""
         T, start, c = idx.shape[1], cache[0].length if cache else 0, self.config
         if not torch.is_tensor(start) and start + T > c.block_size:  # a tensor: see StaticKVCache
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={c.block_size}")
         places = start + torch.arange(T, device=idx.device)
         mask, positions = self.mask(places, positions, cache), places if positions is None else positions
-        x, table = self.embed(idx, positions)
+        x, table = self.embed(idx, positions, gives_table)
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         return self.through_blocks(x, rope, cache, mask), table
 
-    def embed(self, idx, positions):
-        """(the stream before the first block, the table of a `Lookup` for a tied head, or None): idx (B, T), positions
-        (T,) or (B, T)."""
-        x, table = Lookup.apply(self.wte.weight, idx) if self.head is None else (self.wte(idx), None)
+    def embed(self, idx, positions, gives_table=False):
+        """(the stream before the first block, the table of a `Lookup` for the head, or None): idx (B, T), positions
+        (T,) or (B, T). Without a table hooks of `wte` are called."""
+        x, table = Lookup.apply(self.wte.weight, idx) if gives_table else (self.wte(idx), None)
         return self.enter(x if self.wpe is None else x + self.wpe(positions)), table
 
     def mask(self, places, positions, cache):

@@ -22,7 +22,9 @@ OPERATORS = getattr(torch.ops, NAMESPACE)
 def grouped(x, weight, bias, routes):
     """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
-    y = Grouped.apply(x, store_once(weight), routes.ends)
+    if grouped_product(x, weight) is F.grouped_mm:
+        weight = store_once(weight)
+    y = Grouped.apply(x, weight, routes.ends)
     if bias is None:
         return y
     experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
