@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from layers.attention import attend, document_blocks, visible_keys
 from model import GPTConfig
-from nanodnt.generate import KVCache, StaticKVCache, compile_one_token, generate
-from nanodnt.run import compilation, tracking
+from nanodnt.generate import KVCache, StaticKVCache, generate
+from nanodnt.run import tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
-from nanodnt.run.environment import Env
 from support.depth import examples as count
 from support.depth import spread
 from support.examples import documents
@@ -81,13 +80,6 @@ def test_a_row_of_documents_is_each_alone(name):
     flags = dict(network(name, depth_of(name))[0], block_size=T)
     for dtype in (torch.float64, torch.float32):
         assert_apart(build(flags, depth_of(name), dtype), batch_of(ROWS))
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-def test_long_rows(dtype):
-    """Of 512 tokens and more: on a CPU attention computes these in the dtype of the products."""
-    model = build(dict(LLAMA, **S5, block_size=520), 1, dtype)
-    assert_apart(model, batch_of(((300, 220), (515, 5))))
 
 
 @pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
@@ -167,25 +159,6 @@ def test_no_document_reads_another(model, data, rows):
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-def test_dropout_leaks_nothing():
-    """With the same random numbers, in training mode."""
-    model, (idx, _, positions) = build(dict(LLAMA, block_size=T, dropout=0.4)).train(), batch_of(ROWS)
-    other, found = idx.clone(), []
-    other[:, 8:] = (other[:, 8:] + 1) % 50
-    for tried in (idx, other):
-        torch.manual_seed(0)
-        found.append(model(tried, positions=positions)[0])
-    assert torch.equal(found[0][0, :8], found[1][0, :8]) and torch.equal(found[0][2, :7], found[1][2, :7])
-    assert not torch.equal(found[0][1, 8:], found[1][1, 8:])
-
-
-@pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))
-def test_positions_of_one_document_are_none(flags):
-    model, (idx, targets, positions) = build(dict(flags, block_size=T), dtype=torch.float32), batch_of(((T,),) * 2)
-    assert_same_gradients(gradients(model, idx, targets, positions), gradients(model, idx, targets), 1e-5)
-    assert model.mask(torch.arange(T), None, None) is None  # which the fast causal kernels need
-
-
 # ------------------------------------------------------------------------------------------------- the mask itself
 
 
@@ -211,22 +184,6 @@ def test_what_a_query_sees(rows):
     assert torch.equal(visible_keys(torch.arange(3, 6), None, 8)[0, 0], torch.ones(3, 8).tril(3).bool())
 
 
-def tiles(blocks, name):
-    """(B, tiles of queries, tiles of keys) bool: those that a BlockMask lists under `name`, kv or full_kv."""
-    numbers, indices = getattr(blocks, f"{name}_num_blocks")[:, 0], getattr(blocks, f"{name}_indices")[:, 0]
-    listed = torch.arange(indices.shape[-1]) < numbers[..., None]
-    return torch.zeros(indices.shape, dtype=torch.bool).scatter_(-1, indices.long(), listed)
-
-
-def as_mask(blocks, T):
-    """The mask (B, T, T) that the tiles of a BlockMask come to: full ones see all, of partial ones a rule decides."""
-    q, k = torch.arange(T)[:, None], torch.arange(T)
-    rule = torch.stack([blocks.mask_mod(b, 0, q, k) for b in range(blocks.shape[0])])
-    listed = (tiles(blocks, name) for name in ("full_kv", "kv"))
-    full, some = (its.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :T, :T] for its in listed)
-    return full | (some & rule)
-
-
 def random_positions(T, begins, seed=0):
     """Positions (rows, T) where a document begins at each token with a row's probability of `begins`."""
     index = torch.arange(T)
@@ -247,11 +204,8 @@ def test_blocks_are_torchs(T):
 
     positions = positions_of(END_WITH_A_TILE) if T == 640 else random_positions(T, BEGINS, seed=T)
     begin, blocks = torch.arange(T) - positions, document_blocks(positions)
-    assert torch.equal(as_mask(blocks, T), mask_plainly(positions))
     torchs = create_block_mask(lambda b, h, q, k: (k <= q) & (k >= begin[b, q]), len(begin), None, T, T, device="cpu")
-    assert blocks.shape == torchs.shape == (len(begin), 1, T, T)
     assert torch.equal(blocks.to_dense(), torchs.to_dense())
-    assert not (tiles(blocks, "kv") & tiles(blocks, "full_kv")).any()
     if T % 128 == 0:
         assert [name for name in LISTS if not torch.equal(getattr(blocks, name), getattr(torchs, name))] == []
 
@@ -360,18 +314,6 @@ def test_documents_in_a_cache(name, parts):
     assert error(model(idx)[0], model(idx, positions=positions)[0]) > 0.01
 
 
-@cached_layouts
-def test_without_positions_all_that_is_cached_is_one_document(name):
-    """As if the tokens' places had been given."""
-    idx, _, positions = batch_of(ROWS)
-    for parts in ((6, *[1] * 6), (6, 6), (6, 2, 1, 3)):
-        model, cache = cached(name)
-        start = in_parts(model, cache, idx[:, :8], positions[:, :8], (8,))
-        end = in_parts(model, cache, idx[:, 8:], None, parts)
-        whole = torch.cat((positions[:, :8], torch.arange(8, T).expand(3, -1)), 1)
-        assert error(torch.cat((start, end), 1), model(idx, positions=whole)[0]) < 1e-11
-
-
 STATIC = [(name, compiled, apart) for name in CACHED for compiled in (False, True) for apart in (True, False)]
 
 
@@ -419,12 +361,8 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
     talk = generate(model, idx[:, :4], 3, temperature=0, cache=cache)
     kept = [(layer.length, layer.k.clone(), layer.v.clone()) for layer in cache]
     for wrong in (
-        lambda: model(idx[:, :4], cache=cache),
         lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
-        lambda: model(idx[:, :10], positions=positions[:, :10]),
-        lambda: generate(model, torch.cat((talk, idx[:, :3]), 1), 2, cache=cache),
         lambda: generate(model, talk[:, :6], 1, cache=cache),
-        lambda: generate(model, talk, 1, cache=cache, one_token=compile_one_token("eager")),
         lambda: model(idx[:, :3], cache=[KVCache(2) for _ in model.blocks]),
     ):
         why = "a sequence of 10 tokens does not fit block_size=9$|cannot be continued to|has no room for 3$"
@@ -435,20 +373,6 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
 
 
 # -------------------------------------------------------------------------------------------------- what is tracked
-
-
-@pytest.mark.parametrize("piece", (tracking.PIECE, 150))
-def test_the_largest_logit_is_one_that_is_computed(piece, monkeypatch):
-    """Also where a pair that does not see each other would have a larger one, and in pieces of few queries."""
-    monkeypatch.setattr(tracking, "PIECE", piece)
-    positions = positions_of(ROWS)
-    q, k = torch.randn(3, 4, T, 8, dtype=torch.float64), torch.randn(3, 2, T, 8, dtype=torch.float64)
-    q[0, :, 7:9], k[0, :, :7] = 30, 30  # queries of the second and third document, keys of the first
-    q[1, :, 15], k[1, :, 4] = 20, 20  # of one document: the largest that is computed
-    products = q @ k.repeat_interleave(2, 1).mT / 8**0.5
-    expected = products.abs()[mask_plainly(positions)[:, None].expand(-1, 4, -1, -1)].max().item()
-    assert tracking.largest_logit(q, k, positions).item() == pytest.approx(expected, rel=1e-12)
-    assert tracking.largest_logit(q, k).item() > 2 * expected
 
 
 @pytest.mark.parametrize("flags", (dict(norm="layernorm"), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
@@ -472,17 +396,3 @@ def test_where_flex_attention_is_used():
     blocks = document_blocks(torch.arange(9)[None])
     with pytest.raises(ValueError, match="FlexAttention has no dropout"):
         attend(*torch.randn(3, 1, 4, 9, 16), blocks, dropout=0.1)
-
-
-def test_a_compilation_that_fails_and_the_tracker_do_without_flex_attention(monkeypatch):
-    """Eager, it would keep all attention weights."""
-    env, model = Env(0, 1, torch.device("cpu"), torch.float32, False), build(dict(block_size=T), dtype=torch.float32)
-    monkeypatch.setattr(compilation, "can_use_flex", lambda *args: True)
-    monkeypatch.setattr(torch, "compile", lambda *args, **how: 1 / 0)
-    config = SimpleNamespace(compile="auto", eval_only=False, doc_mask=True)
-    idx, _, positions = batch_of(ROWS)
-    assert compilation.compile_model(model, config, (idx, idx, positions), env) is model
-    assert not model.runtime.flex_attention
-    expected, model.runtime.flex_attention = tracking.probe(model, idx, positions), True
-    monkeypatch.setattr("model.document_blocks", lambda positions: 1 / 0)
-    assert str(tracking.probe(model, idx, positions)) == str(expected) and model.runtime.flex_attention

@@ -13,7 +13,7 @@ from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.depth import spread
 from support.models import LAYOUTS, LLAMA, S5, batch, build, error, gradients
-from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
+from support.operators import fresh_compiler, saved_for_backward
 from support.tolerances import FORWARD, as_near, flat, roundings, shaken
 
 BF16 = torch.bfloat16
@@ -80,18 +80,6 @@ def test_on_a_gpu_it_follows_the_products(setting, device, dtype, chosen):
     assert choose_stream_dtype(setting, Env(0, 1, torch.device(device), dtype, False)) is chosen
 
 
-@pytest.mark.deep
-@fresh_compiler()
-def test_compiled_it_is_the_same():
-    """The operator that stores is known to other compilers than inductor, and to autograd."""
-    model = with_stream(dict(S5, pos="rope"), BF16, n_layer=1)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
-    idx, targets = batch()
-    loss = compiled(idx, targets)[1]
-    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
-    assert_same_gradients((loss.detach(), grads), gradients(model, idx, targets), 0.02)
-
-
 @pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm")), ids=str)
 def test_a_pre_norm_keeps_no_fp32_copy(flags):
     """In bf16 what goes into a product is kept once, as the product has it, and of the norm one number a token."""
@@ -117,17 +105,3 @@ def test_inductor_computes_the_rotary_angles_once():
         codes[n_layer] = sum(len(re.findall(r"\b(cos|sin)\(", text)) for text in code)
     torch._inductor.config.force_disable_caches = False
     assert codes[1] == codes[2] > 0
-
-
-@pytest.mark.deep
-@fresh_compiler()
-def test_what_is_stored_has_memory_of_its_own():
-    """Where a tensor and the stored one are both kept, a backward graph may overwrite one before it reads the other."""
-
-    def both(x):
-        y = x @ x
-        return y, ops.store_once(y)
-
-    x = torch.randn(4, 4)
-    y, z = torch.compile(both, dynamic=False)(x)
-    assert y.data_ptr() != z.data_ptr() and torch.equal(y, z) and torch.allclose(y, x @ x)
