@@ -37,17 +37,6 @@ def test_settings_of_balance_may_change_on_resume(dataset, tmp_path, capsys):
     assert "model of the checkpoint, not of the flags: n_expert 8 → 4, balance loss → bias\n" in capsys.readouterr().out
 
 
-def test_each_weight_of_a_penalty_acts(dataset, tmp_path):
-    """It moves the routers, from the first step on."""
-    ends = []
-    for i, change in enumerate((dict(), dict(), dict(balance_coef=0.5), dict(z_coef=0.1))):
-        assert run(out_dir=tmp_path / str(i), dataset=dataset, max_iters=1, **EXPERTS, **change) == 0
-        weights = load(tmp_path / str(i) / "last.pt")["model"]
-        ends.append({name: t for name, t in weights.items() if "router" in name})
-    assert different(ends[1], ends[0]) == []
-    assert all(len(different(end, ends[0])) == 2 for end in ends[2:])
-
-
 def test_fp16_with_loss_scaling(dataset, tmp_path):
     """An overflow halves the scale; the biases move by the load, not by its scale."""
     config = dict(dataset=dataset, **BIAS, max_iters=10)

@@ -83,14 +83,6 @@ def test_roles_are_the_table(name):
         assert shapes[key] != (), key
 
 
-def test_a_vector_of_one_entry_is_a_vector():
-    one = dict(n_head=16, qk_norm=True, gain_out="scale", n_kv_head=1, gain_param="magdir")
-    roles = GPT(GPTConfig(**{**SIZE, **one}, n_layer=1)).roles()
-    for part in ("q_norm", "k_norm", "k.out", "v.out"):
-        assert roles[f"blocks.0.attn.f.{part}.direction"] == "gain_dir"
-        assert roles[f"blocks.0.attn.f.{part}.magnitude"] == "gain_out"
-
-
 def test_all_roles_exist():
     flags = dict(tie_weights=False, bias=True, mid_norm="both", gain_param="magdir", norm="dyt")
     networks = empty(flags, 1), empty(dict(n_expert=2, balance="bias"), 1), ViT.empty(GPTConfig(**IMAGES))
