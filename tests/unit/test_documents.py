@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from layers.attention import attend, document_blocks, visible_keys
 from model import GPTConfig
 from nanodnt.generate import KVCache, StaticKVCache, generate
-from nanodnt.run import tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
 from support.depth import examples as count
 from support.depth import spread
@@ -162,28 +161,6 @@ def test_no_document_reads_another(model, data, rows):
 # ------------------------------------------------------------------------------------------------- the mask itself
 
 
-def mask_plainly(positions):
-    """(B, T, T) bool, pair by pair."""
-    B, T = positions.shape
-    mask = torch.zeros(B, T, T, dtype=torch.bool)
-    for row, part in documents(positions):
-        for q in range(part.start, part.stop):
-            mask[row, q, part.start : q + 1] = True
-    return mask
-
-
-@given(ROWS_OF_DOCUMENTS)
-@settings(max_examples=count(30, 300), deadline=None)
-def test_what_a_query_sees(rows):
-    positions = positions_of(rows)
-    mask = mask_plainly(positions)
-    assert torch.equal(visible_keys(torch.arange(T), positions, T)[:, 0], mask)
-    for start, end, size in ((0, 7, 7), (7, 12, 12), (19, 20, 20), (7, 12, 30)):  # of a cache, or of its buffers
-        wide = F.pad(mask[:, start:end, :size], (0, max(0, size - T)))
-        assert torch.equal(visible_keys(torch.arange(start, end), positions[:, start:end], size)[:, 0], wide)
-    assert torch.equal(visible_keys(torch.arange(3, 6), None, 8)[0, 0], torch.ones(3, 8).tril(3).bool())
-
-
 def random_positions(T, begins, seed=0):
     """Positions (rows, T) where a document begins at each token with a row's probability of `begins`."""
     index = torch.arange(T)
@@ -240,24 +217,6 @@ def test_a_network_with_flex_attention():
         assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
         assert error(model(idx, positions=positions)[0], expected) < 1e-12
         assert model.mask(torch.arange(130), None, None) is None
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("by_blocks", (False, True), ids=("whole", "blocks"))
-@fresh_compiler()
-def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
-    """For all documents, though each batch has a rule of its own; and blocks share a graph."""
-    model, plain = (build(dict(LLAMA, block_size=200)) for _ in "ab")
-    model.runtime.flex_attention = True
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-        call = compile_parts(model) if by_blocks else torch.compile(model, dynamic=False)
-    torch._dynamo.utils.counters.clear()
-    with torch.no_grad():
-        for seed in (1, 2, 3):
-            idx, positions = tokens(5, 200, seed=seed), random_positions(200, BEGINS, seed)
-            assert error(call(idx, positions=positions)[0], plain(idx, positions=positions)[0]) < 1e-12
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 + by_blocks
 
 
 @pytest.mark.gpu
@@ -373,17 +332,6 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
 
 
 # -------------------------------------------------------------------------------------------------- what is tracked
-
-
-@pytest.mark.parametrize("flags", (dict(norm="layernorm"), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
-def test_a_probe_is_that_of_the_documents(flags):
-    model, (idx, _, positions) = build(dict(flags, block_size=T)), batch_of(ROWS)
-    alone = [tracking.probe(model, idx[row : row + 1, part])["logit_max"] for row, part in documents(positions)]
-    expected = torch.tensor(alone, dtype=torch.float64).amax(0)
-    found, unmasked = tracking.probe(model, idx, positions), tracking.probe(model, idx)
-    assert error(torch.stack(found["logit_max"]), expected) < 1e-12
-    assert error(torch.stack(unmasked["logit_max"]), expected) > 1e-3
-    assert found["stream_var"][1] != unmasked["stream_var"][1]
 
 
 def test_where_flex_attention_is_used():

@@ -9,7 +9,7 @@ import torch
 
 from layers import linear
 from layers.linear import Draws
-from model import GPT, GPTConfig, init_scale
+from model import GPT, GPTConfig
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
 from support.tolerances import roundings
 
@@ -91,14 +91,6 @@ def test_initial_standard_deviations(flags, qk, v, up, head, ends, factors):
         assert abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5, name
     corners = [p[0, 0].item() for name, p in matrices.items() if wanted[name]]
     assert len(set(corners)) == len(corners)
-
-
-@pytest.mark.parametrize("mlp, power", (("gelu", 1 / 2), ("relu", 1 / 2), ("relu2", 1 / 4), ("swiglu", 1 / 4)))
-def test_fixup_counts_the_matrices_of_a_branch(mlp, power):
-    """What the last matrix of an FFN reads shrinks as 1/√(2L), however many products it is, so one step of all 2L
-    branches moves the output equally far at any depth."""
-    config = GPTConfig(**{**SIZE, "n_layer": 8, **FIXUP, "mlp": mlp})
-    assert init_scale(config, 3, "up") == pytest.approx(16**-power)
 
 
 LAYERSCALE = dict(branch_scale="layerscale")

@@ -17,7 +17,6 @@ from support.operators import (
     assert_same_gradients,
     batch_ignoring,
     plain_loss,
-    saved_for_backward,
     with_plain_loss,
 )
 from support.tolerances import LOSS, roundings
@@ -150,16 +149,6 @@ def test_padding_has_no_influence(tied):
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
-
-WIDE = dict(vocab_size=250, block_size=48)  # 2 × 48 tokens × 256 logits: larger than any other tensor of the model
-
-
-def test_no_logits_are_kept_for_the_backward_pass():
-    model, (idx, targets) = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2))
-    assert max(saved_for_backward(lambda: with_plain_loss(model)(idx, targets))) >= 2 * 48 * 250
-    for chunks in (1, 3):
-        model.runtime.loss_chunks = chunks
-        assert max(saved_for_backward(lambda: model(idx, targets))) < 2 * 48 * 250 / chunks
 
 
 def test_the_loss_needs_a_fraction_of_the_memory():

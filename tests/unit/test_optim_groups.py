@@ -83,16 +83,6 @@ def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, bl
         assert rows["pos"][:2] == (1, 128) and ("head" in rows) == (layout == "dnt")
 
 
-def test_the_table_names_rule_peak_and_decay():
-    changes = dict(optimizer="muon", learning_rate=0.02, weight_decay=0.2, adamw_learning_rate=0.003)
-    model, changes = tiny(), changes | dict(adamw_weight_decay=0.4, blockwise_lr=True)
-    rows = table(describe_groups(make_optimizer(model, settings(**changes)), model))
-    assert rows["qk"] == (2, 512, "muon", 0.16, 0.2)
-    assert rows["emb"] == (1, 64 * 16, "adamw", 0.03, 0.4)
-    assert rows["bias_ffn"] == (2, 64 + 16, "adamw", 0.018, 0.0)
-    assert rows["gain_in"] == (2, 32, "adamw", 0.003, 0.0)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     """Parameters that are frozen before the optimizer is made are in no group. Those that are frozen later, or not used

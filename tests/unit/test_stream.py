@@ -8,11 +8,10 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from layers import ops
-from nanodnt.engine import choose_stream_dtype, prepare_model
+from nanodnt.engine import choose_stream_dtype
 from nanodnt.run.environment import Env
-from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import LAYOUTS, LLAMA, S5, batch, build, error, gradients
+from support.models import LAYOUTS, LLAMA, batch, build, error, gradients
 from support.operators import fresh_compiler, saved_for_backward
 from support.tolerances import FORWARD, as_near, flat, roundings, shaken
 
@@ -57,13 +56,6 @@ def test_sums_on_a_bf16_stream_are_fp32():
     x, y = x.requires_grad_(), y.requires_grad_()
     ops.add(x, y, BF16).backward(torch.tensor([3.0], dtype=BF16))
     assert (x.grad.dtype, y.grad.dtype, x.grad.item(), y.grad.item()) == (BF16, torch.float32, 3.0, 3.0)
-
-
-def test_the_flag_sets_it():
-    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
-    for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None), ("auto", None)):
-        model = prepare_model(with_stream(S5, BF16), TrainConfig(stream_dtype=value), env)
-        assert model.runtime.stream_dtype == model.blocks[1].mlp.runtime.stream_dtype == dtype
 
 
 @pytest.mark.parametrize(
