@@ -18,25 +18,6 @@ def biases(checkpoint: dict) -> dict:
     return {name: t for name, t in checkpoint["model"].items() if name.endswith("choice_bias")}
 
 
-def test_settings_of_balance_may_change_on_resume(dataset, tmp_path, capsys):
-    """They are printed, and they act; the balance itself is a part of the architecture."""
-    for name, change, line in (
-        ("loss", dict(balance_coef=0.5, z_coef=0.1), "balance_coef 0.01 → 0.5, z_coef 0.0 → 0.1"),
-        ("bias", dict(balance_rate=0.25), "balance_rate 0.001 → 0.25"),
-    ):
-        config = dict(out_dir=tmp_path / name, dataset=dataset, balance=name, lr_decay_iters=4, **EXPERTS)
-        assert run(**config, max_iters=3) == 0
-        before = load(tmp_path / name / "last.pt")
-        assert run(**config | change, max_iters=4, init_from="resume") == 0
-        assert f"changed on resume: {line}, max_iters 3 → 4\n" in capsys.readouterr().out
-    after = biases(load(tmp_path / name / "last.pt"))
-    moves = [v for name, b in biases(before).items() for v in (after[name] - b).tolist()]
-    assert {round(v, 6) for v in moves} <= {-0.25, 0.0, 0.25} and any(moves)
-    config |= dict(balance="loss", n_expert=8)
-    assert run(**config, max_iters=5, init_from="resume") == 0
-    assert "model of the checkpoint, not of the flags: n_expert 8 → 4, balance loss → bias\n" in capsys.readouterr().out
-
-
 def test_fp16_with_loss_scaling(dataset, tmp_path):
     """An overflow halves the scale; the biases move by the load, not by its scale."""
     config = dict(dataset=dataset, **BIAS, max_iters=10)

@@ -60,12 +60,6 @@ def test_compiled_activations_are_the_same_functions(backend):
     for y, wanted, bound in zip(ours, exact, (4, 32, 3, 6), strict=True):
         assert y.isfinite().all()
         assert ((y - wanted).abs() / wanted.abs().clamp(min=1)).max() < roundings(bound), backend
-    y, _, z, _ = ours
-    for end, gelu_end, tanh_end in ((x >= 15, x.double(), 1.0), (x <= -15, torch.zeros(()), -1.0)):
-        assert (y == gelu_end)[end].all() and (z == tanh_end)[end].all()
-    small = (x.abs() < 0.1) & (x != 0)
-    assert ((y - exact[0]).abs() / exact[0].abs())[small].max() < roundings(3)
-    assert ((z - exact[2]).abs() * x.abs() / exact[2].abs())[small].max() < roundings(2)
     for y, wanted in zip(values(both, x), values(torchs, x), strict=True):
         assert torch.equal(y, wanted)  # not compiled: torch's own
 

@@ -81,21 +81,6 @@ def test_a_row_of_documents_is_each_alone(name):
         assert_apart(build(flags, depth_of(name), dtype), batch_of(ROWS))
 
 
-@pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
-def test_bf16_is_as_near_as_that_of_one_document(rows):
-    flags, batch = dict(LLAMA, **S5, block_size=520), batch_of(rows)
-    exact, model = build(flags, 1), build(flags, 1, torch.float32).set_runtime(compute_dtype=torch.bfloat16)
-    wanted, *_ = by_documents(exact, *batch)
-    alone, _, alone_gradients = by_documents(model, *batch)
-    usual = error(alone, wanted)
-    assert 1e-3 < usual < 0.05
-    assert error(model(batch[0], positions=batch[2])[0], wanted) < 2 * usual
-    expected = gradients(exact, *batch)[1]
-    for name, gradient in gradients(model, *batch)[1].items():
-        far, usual = ((grad - expected[name]).norm() for grad in (gradient, alone_gradients[name]))
-        assert far < 3 * usual, name
-
-
 # --------------------------------------------------------------------------------------- the ways to train
 
 

@@ -16,21 +16,6 @@ from support.tolerances import roundings
 WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
 
 
-@pytest.mark.parametrize(
-    "width, flags, attention, other",  # between and beyond the paper's widths (test_paper_values.py): the nearest
-    [(256, {}, 1, 1), (5120, {}, 0.6, 0.15), (16384, {}, 0.2, 0.05)]
-    + [(4096, dict(dyt_alpha_attn=0.7), 0.7, 0.2), (4096, dict(dyt_alpha_other=0.3), 0.8, 0.3)],
-)
-def test_dyt_alpha_of_every_slot(width, flags, attention, other):
-    positions = dict(norm="dyt", mid_norm="both", post_norm="attn", input_norm=True)
-    model = GPT.empty(GPTConfig(n_layer=1, n_head=8, n_embd=width, vocab_size=64, **positions, **flags))
-    slots = {name: m.init_alpha for name, m in model.named_modules() if getattr(m, "norm", "") == "dyt"}
-    assert slots.pop("blocks.0.attn.pre") == attention and set(slots.values()) == {other} and len(slots) == 6
-    model = GPT(GPTConfig(**SIZE, n_layer=1, norm="dyt", dyt_alpha_attn=0.75, dyt_alpha_other=0.25))
-    alphas = {name: p for name, p in model.named_parameters() if name.endswith("alpha")}
-    assert all(p.shape == (1,) and p == (0.75 if "attn" in name else 0.25) for name, p in alphas.items())
-
-
 def test_a_seed_means_the_same_weights_whatever_the_global_generator_does():
     config = GPTConfig(**SIZE, n_layer=2, **LLAMA)
     torch.manual_seed(1)

@@ -6,7 +6,7 @@ import torch
 from layers.linear import Lookup, Product, SigmaReparam, fused_linear
 from layers.slot import Normalise
 from support import reference
-from support.models import LLAMA, UNIFIED, batch, build, copied, error, fresh, tokens
+from support.models import LLAMA, UNIFIED, batch, build, error, tokens
 from support.operators import Watch
 from support.tolerances import roundings
 
@@ -61,7 +61,7 @@ def test_gate_and_up_are_one_product():
 
 
 def test_power_iteration_finds_the_spectral_norm():
-    model, idx = build(dict(sigma_reparam=True), 1), batch()[0]
+    model = build(dict(sigma_reparam=True), 1)
     matrices = [m for m in model.modules() if isinstance(m, SigmaReparam)]
     norms, distances = [torch.linalg.matrix_norm(m.weight, 2) for m in matrices], []
     for _ in range(100):
@@ -70,13 +70,6 @@ def test_power_iteration_finds_the_spectral_norm():
         distances.append(max((1 - m.u @ m.weight @ m.v / norm).item() for m, norm in zip(matrices, norms, strict=True)))
     assert distances[0] > 1e-3 and -1e-12 < distances[-1] < 1e-3 and len(matrices) == 6
     assert all(b <= a + 1e-12 for a, b in zip(distances, distances[1:], strict=False))
-
-    model = fresh(dict(sigma_reparam=True), 2)
-    for module in model.modules():  # γ starts as σ(W), so the matrix is W
-        if isinstance(module, SigmaReparam):
-            assert error(module.sigma, torch.linalg.matrix_norm(module.weight, 2).view(1)) < 0.05
-    plain = {key: t for key, t in model.state_dict().items() if key.split(".")[-1] not in ("sigma", "u", "v")}
-    assert error(copied(dict(), plain, 2)(idx)[0], model(idx)[0]) < roundings(8)
 
 
 # ------------------------------------------------------------------------------------------------------ compute dtype

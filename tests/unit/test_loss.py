@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from layers import loss as loss_module
 from layers.loss import linear_cross_entropy
-from model import GPTConfig
 from support.hypotheses import drawn
 from support.models import POST, batch, build, error, gradients, tokens
 from support.operators import (
@@ -127,25 +126,6 @@ def test_a_second_derivative_raises():
     for loss, inputs in ((plain_loss(model(idx)[0], targets), model.parameters()), (own, (x, weight))):
         with pytest.raises(RuntimeError, match="no second derivatives"):
             torch.autograd.grad(loss, list(inputs), create_graph=True)
-
-
-@pytest.mark.parametrize("tied", (True, False))
-def test_padding_has_no_influence(tied):
-    model, (idx, targets) = build(dict(tie_weights=tied)), batch()
-    table = model.wte.weight if tied else model.head.weight
-    assert table.shape == (64, 16)
-    logits, (loss, grads) = model(idx)[0], gradients(model, idx, targets)
-    with torch.no_grad():
-        model.wte.weight[50:] = table[50:] = 1e4
-    assert torch.equal(model(idx)[0], logits)
-    after, after_grads = gradients(model, idx, targets)
-    assert torch.equal(after, loss)
-    for name, grad in grads.items():
-        assert torch.equal(after_grads[name], grad), name
-    for name in ("wte.weight",) if tied else ("wte.weight", "head.weight"):
-        assert not grads[name][50:].any() and grads[name][:50].any()
-    padded = {vocab: GPTConfig(vocab_size=vocab).padded_vocab_size for vocab in (1, 64, 65, 50257)}
-    assert padded == {1: 64, 64: 64, 65: 128, 50257: 50304}
 
 
 # ------------------------------------------------------------------------------------------------------------- memory

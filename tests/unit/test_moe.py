@@ -14,12 +14,11 @@ from layers import moe
 from layers.moe import OPERATORS, Router, Routes
 from layers.rules import MOST
 from layers.runtime import Runtime
-from model import GPT, GPTConfig
 from nanodnt.generate import KVCache
 from nanodnt.optim import Optimizer, lr_at, make_optimizer
 from support import reference
 from support.depth import spread
-from support.models import LLAMA, S4, SIZE, UNIFIED, batch, build, error, floats, tokens
+from support.models import LLAMA, S4, batch, build, error, floats, tokens
 from support.moe import MIXTURES, backward, batch_of, difference, excess, minimised, mixture, take_step
 from support.operators import NoWaiting, fresh_compiler
 from support.optimizers import MIXED, NAMES, settings, tiny, values
@@ -88,58 +87,7 @@ def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
         assert difference(grads, wanted) < tolerance
 
 
-def test_initial_values():
-    """Each expert is drawn by itself, with a dense FFN's size; routers as other matrices; no bias on the choice."""
-    flags = SIZE | dict(n_layer=2, n_embd=64, n_expert=4, balance="bias", init_std=0.3)
-    for init, up, router in (("normal", 0.3, 0.3), ("xavier", (2 / (64 + 256)) ** 0.5, (2 / (64 + 4)) ** 0.5)):
-        moe = GPT(GPTConfig(**flags, init=init)).blocks[1].mlp.f
-        assert not moe.router.choice_bias.count_nonzero()
-        assert error(moe.router.weight.std(), torch.tensor(router)) < 0.2
-        for part, size in ((moe.experts.up, up), (moe.experts.down, up * 4**-0.5)):  # down: 1/√(2·2)
-            assert error(part.weight.flatten(1).std(1), torch.full((4,), size)) < 0.03
-            assert part.weight.flatten(1).corrcoef().fill_diagonal_(0).abs().max() < 0.05
-
-
 # -------------------------------------------------------------------------------------------------- what it must equal
-
-DENSE = {
-    "HG": dict(gain="branch", mlp="swiglu"),
-    "ER": dict(UNIFIED, gain_param="expmagdir"),
-    "fixup": dict(norm="none", fixup=True, mlp="swiglu"),
-    "dyt": dict(norm="dyt", dyt_bias=True),
-    "S4": S4,
-}
-
-
-@torch.no_grad()
-def alike(flags, dtype=torch.float32, **mixed):
-    """(a dense model, a mixture whose experts all are its FFN), in training mode, {a name there: the same here}."""
-    dense, model = build(flags, dtype=dtype), build(flags | mixed, dtype=dtype)
-    theirs, names = dict(model.named_parameters()), {}
-    for name, p in dense.named_parameters():
-        names[name] = name.replace(".mlp.f.", ".mlp.f.experts.")
-        theirs[names[name]].copy_(p)  # a stack gets it for each expert
-    return dense.train(), model.train(), names
-
-
-@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("name", DENSE)
-def test_one_expert_of_one_is_the_dense_ffn_bit_by_bit(name, dtype):
-    """Logits, loss and all gradients, in training mode, with the balance loss on. The router gets none."""
-    routing = dict(balance="bias") if name == "S4" else dict(router_norm=False) if name == "dyt" else {}
-    dense, model, names = alike(DENSE[name], n_expert=1, n_expert_active=1, **routing)
-    idx, targets = batch()
-    for either in (dense, model):
-        either.set_runtime(compute_dtype=dtype)
-    assert torch.equal(dense(idx)[0], model(idx)[0])
-    loss, wanted = backward(dense, idx, targets)
-    found, grads = backward(model.set_runtime(balance_coef=0.7, z_coef=0.0), idx, targets)
-    assert torch.equal(loss, found)
-    for key, grad in wanted.items():
-        there = grads.pop(names[key])
-        assert torch.equal(grad, there.view_as(grad)), key
-    assert len(grads) >= 2 and all(".router." in key for key in grads)
-    assert not any(grad.count_nonzero() for grad in grads.values())
 
 
 # -------------------------------------------------------------------------------------------------- where tokens go

@@ -237,14 +237,3 @@ def test_the_work_of_ranks_differs_by_at_most_a_matrix(world):
         assert all(abs(x - sum(load) / world) <= max(map(cost, shapes)) for x in load)
         if world >= len(shapes):  # more ranks than matrices: none has two
             assert max(owners.count(rank) for rank in range(world)) == 1
-
-
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_ranks_own_equally_many_of_each_shape(world):
-    """Up and down cost the same and alternate. If they were assigned in this order, each rank would own one kind only,
-    and pad its message with the other."""
-    shapes = ((64, 64),) * 48 + ((256, 64), (64, 256)) * 12
-    owners = assign_owners(shapes, world)
-    for shape in set(shapes):
-        counts = [sum(o == rank for o, s in zip(owners, shapes, strict=True) if s == shape) for rank in range(world)]
-        assert max(counts) - min(counts) <= 1, shape

@@ -96,7 +96,6 @@ def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     grads = gradients(model, 2)
     unused = ["wpe.weight", "blocks.0.attn.f.v.weight", "head.weight", "blocks.0.attn.f.q.bias", "final_norm.gain"]
     drive(model, optimizer, grads[:1])
-
     before = {n: bits([p, optimizer.state.get(p, {})]) for n, p in model.named_parameters()}
     drive(model, optimizer, [grads[1] | dict.fromkeys(unused)])
     unchanged = [n for n, p in model.named_parameters() if before[n] == bits([p, optimizer.state.get(p, {})])]
@@ -260,11 +259,6 @@ DAMAGE = [
 ]
 
 
-def kinds(saved):
-    """Names, shapes and types of the tensors in it."""
-    return {name: kind[:2] for name, kind in bits(saved["state"]).items()}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     config = settings(optimizer=name)
@@ -274,10 +268,6 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     for damage, state in zip(DAMAGE, saved, strict=True):
         damage(state)
     saved += [None, make_optimizer(tiny(**ALL), config).state_dict()]
-    others = [make_optimizer(tiny(), settings(optimizer=n)).state_dict() for n in OURS if n != name]
-    others = [state for state in others if kinds(state) != kinds(source.state_dict())]  # a fork's may be like ours
-    assert name not in OURS or len(others) == len(OURS) - 1
-    saved += others
     before = everything(other, target)
     for i, state in enumerate(saved):
         with pytest.raises(ValueError, match="does not fit this optimizer on this model.*--init_from"):

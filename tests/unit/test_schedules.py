@@ -144,19 +144,6 @@ def test_impossible_settings_are_refused(changes, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_values_at_the_limits_are_allowed():
-    for changes in (
-        dict(beta1=0.0, beta2=0.0, min_lr=6e-4, warmup_iters=0, lr_decay_iters=0, grad_clip=0.0),
-        dict(MU, muon_steps=20, nesterov=False, momentum=0.0),
-        dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=90),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, blockwise_min_lr="proportional"),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, schedule="constant"),  # never falls to min_lr
-        dict(BLOCKWISE, learning_rate=0.9, blockwise_decay="unscaled"),
-        dict(MU, weight_decay=0.0, adamw_weight_decay=0.1, decay_gains="input", decay_scalars=True),
-    ):
-        settings(**changes)
-
-
 # --------------------------------------------------------------------------------------------------------- schedules
 
 PLAIN = dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=10, max_iters=110)
@@ -214,15 +201,8 @@ def test_ratios_by_label(name):
     by_name = {n: label for label, g in found.items() for n in g["param_names"]}
     assert by_name["blocks.0.attn.f.k.bias"] == "bias_qk" and by_name["blocks.0.attn.f.o.bias"] == "bias_vo"
     assert by_name["blocks.0.mlp.f.up.sigma"] == "scalar_ffn" and by_name["blocks.0.mlp.mid.gain"] == "scalar"
-    assert by_name["head.weight"] == "head" and by_name["wte.weight"] == "emb" and by_name["wpe.weight"] == "pos"
     tied, _ = groups(model(tie_weights=True), optimizer=name)
     assert "head" not in tied and tied["emb"]["lr_ratio"] == ratios["emb"]
-    assert tied["emb"]["param_names"] == ["wte.weight"]
-    norms, _ = groups(model(norm="layernorm", sigma_reparam=False, branch_scale="none"), optimizer=name)
-    assert norms["bias"]["lr_ratio"] == 1 and "final_norm.bias" in norms["bias"]["param_names"]
-    dyt, _ = groups(model(norm="dyt", input_norm=True, embed_scale=True), optimizer=name)
-    names = dyt["scalar"]["param_names"]
-    assert {"final_norm.alpha", "embed_scale.gain"} < set(names) and dyt["scalar"]["lr_ratio"] == 1
     plain, _ = groups(optimizer=name, blockwise_lr=False)
     assert {g["lr_ratio"] for g in plain.values()} == {1.0}
     assert plain.keys() == {label.split("_")[0] if label.startswith(("bias", "sca")) else label for label in ratios}
