@@ -298,24 +298,6 @@ def test_a_conversation_goes_on_in_its_cache(name, options, rows):
         assert talk.shape[1] < 40 if stops and rows == 1 else stops or talk.shape[1] == 40
 
 
-@cached_layouts
-def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
-    model, cache = cached(name, size=9)
-    idx, _, positions = (t[:, :12] for t in batch_of(ROWS))
-    talk = generate(model, idx[:, :4], 3, temperature=0, cache=cache)
-    kept = [(layer.length, layer.k.clone(), layer.v.clone()) for layer in cache]
-    for wrong in (
-        lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
-        lambda: generate(model, talk[:, :6], 1, cache=cache),
-        lambda: model(idx[:, :3], cache=[KVCache(2) for _ in model.blocks]),
-    ):
-        why = "a sequence of 10 tokens does not fit block_size=9$|cannot be continued to|has no room for 3$"
-        with pytest.raises(ValueError, match=why):
-            wrong()
-    for layer, (length, k, v) in zip(cache, kept, strict=True):
-        assert layer.length == length == 6 and torch.equal(layer.k, k) and torch.equal(layer.v, v)
-
-
 # -------------------------------------------------------------------------------------------------- what is tracked
 
 

@@ -318,14 +318,11 @@ def test_lions_settings(lion):
     assert (config.learning_rate, config.weight_decay, config.min_lr) == (1e-4, 1.0, 1e-5)
     with pytest.raises(ValueError, match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon"):
         filled(optimizer="lion", momentum=0.9)
-    with pytest.raises(ValueError, match="shrink every matrix by 50% a step"):
-        filled(optimizer="lion", learning_rate=0.5)
     model, config = tiny(), settings(optimizer="lion", blockwise_lr=True, weight_decay=0.1)
     optimizer = make_optimizer(model, config)
     assert {group["rule"] for group in optimizer.param_groups} == {"lion"}
     ratios = {g["label"]: g["lr_ratio"] for g in optimizer.param_groups if g["role"] in DECAYED}
     assert ratios == dict(emb=10, pos=1, head=1, qk=8, vo=4, ffn=6)
-    assert describe_groups(optimizer, model).count(" lion ") == len(optimizer.param_groups)
     (note,) = notes(config, model)
     assert note.startswith("blockwise_lr: the paper has ratios for adamw and adam_mini; those for lion are our")
 

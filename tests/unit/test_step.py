@@ -2,36 +2,14 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from model import GPT, GPTConfig
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import make_optimizer
-from nanodnt.run.environment import Env
-from nanodnt.run.hardware import attention_backend
 from support.models import LLAMA, S5, SIZE, error, gradients, tokens
-from support.operators import NoWaiting, Watch, with_plain_loss
+from support.operators import NoWaiting, with_plain_loss
 from support.optimizers import filled
 from support.tolerances import LOSS, roundings
-
-
-@pytest.mark.parametrize("flags", (dict(), dict(n_kv_head=2), dict(block_size=512)), ids=str)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_the_attention_that_is_named_is_the_one_that_runs(flags, dtype):
-    config = GPTConfig(**SIZE | dict(n_layer=1) | flags)
-    backend, named = attention_backend(config, Env(0, 1, torch.device("cpu"), dtype, False)).split(", ")
-    model, seen = GPT(config).set_runtime(compute_dtype=dtype), []
-    attention = F.scaled_dot_product_attention
-
-    def note(q, k, v, **kwargs):
-        seen.append(str(q.dtype).removeprefix("torch."))
-        return attention(q, k, v, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch, Watch() as watch:
-        patch.setattr(F, "scaled_dot_product_attention", note)
-        model(tokens(2, config.block_size), tokens(2, config.block_size))
-    assert seen == [named]
-    assert [backend] == ["flash" if watch.calls["_scaled_dot_product_flash_attention_for_cpu"] else "math"]
 
 
 def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer:
