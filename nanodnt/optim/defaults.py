@@ -108,4 +108,7 @@ def notes(config, model) -> list:
         (end_is_set and not falls, "min_lr and lr_decay_iters have no effect with schedule=constant"),
         (falls and config.lr_decay_iters < warmup < config.max_iters, outlasts + "peak to min_lr in one step"),
     ]
+    for role in ("head", "pos", "router", "patch"):
+        useless = role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1)
+        pairs.append((useless, f"lr_ratio_{role} {none} {role} of its own"))
     return [note for is_so, note in pairs if is_so]

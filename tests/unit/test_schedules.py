@@ -72,6 +72,8 @@ BARE = dict(gain="none", gain_out="none", gain_param="direct", branch_scale="non
 
 
 NOTED = [  # settings, the network, how the only note begins; None: there is none
+    (dict(blockwise_lr=True, lr_ratio_head=2.0), dict(tie_weights=True), "lr_ratio_head has no effect"),
+    (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope"), None),
     (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
     (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
     (dict(decay_gains="all", decay_scalars=True), {}, None),
