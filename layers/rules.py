@@ -162,10 +162,11 @@ def lns_notes(c):
     fix = "the LNS paper removes such scaling of the initial weights; residual_init=plain is its setting"
     yield on and c.residual_init != "plain", f"lns with residual_init={c.residual_init}: {fix}"
     wanted = ["attn", "mlp"] if c.lns_branches == "both" else [c.lns_branches]
-    without = [branch for branch in wanted if branch not in branches_with_pre_norm(c)]
-    yield c.lns in ("norm", "input") and without, f"lns={c.lns} does not act on {' and '.join(without)}: no pre norm"
+    acted = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
+    alone = f"lns={c.lns} acts on {' and '.join(acted)} alone: the other branch has no pre norm"
+    yield c.lns in ("norm", "input") and acted != wanted, alone
     remains = c.bias or c.lns_learn  # a bias is not scaled, and a learned factor is a gain
-    normed = c.gain_out == "norm" or (c.qk_norm and "attn" in wanted)
+    normed = c.gain_out == "norm" or (c.qk_norm and "attn" in acted)
     text = "lns acts less than it seems: QK-norm divides its factor out of q and k, gain_out=norm out of all matrices"
     yield c.lns == "norm" and normed and not remains, text
     is_divided = c.lns == "input" and c.norm in ("rmsnorm", "layernorm")

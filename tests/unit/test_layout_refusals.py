@@ -130,7 +130,7 @@ PLAIN = dict(residual_init="plain")
         (dict(PLAIN, lns="norm"), []),
         (dict(PLAIN, **FIXUP), []),
         (dict(lns="norm"), ["lns residual_init=gpt2 residual_init=plain"]),
-        (dict(PLAIN, lns="norm", pre_norm="attn"), ["lns=norm mlp no pre norm"]),
+        (dict(PLAIN, lns="norm", pre_norm="attn"), ["lns=norm attn alone"]),
         (dict(PLAIN, lns="norm", qk_norm=True), ["lns less QK-norm"]),
         (dict(PLAIN, lns="norm", qk_norm=True, lns_branches="mlp"), []),
         (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns less gain_out=norm"]),
