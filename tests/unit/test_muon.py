@@ -10,7 +10,7 @@ import torch
 from torch.optim._muon import _zeropower_via_newtonschulz as torchs_iteration
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanodnt.optim import Optimizer, make_optimizer
+from nanodnt.optim import make_optimizer
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, split_into_stacks
 from nanodnt.optim.orthogonal.update import assign_owners
 from support.depth import spread
@@ -191,18 +191,6 @@ def test_the_iteration_is_in_bf16_where_the_model_is(dtype, expected):
     """Not in fp16, whose range is too small."""
     groups = make_optimizer(tiny().set_runtime(compute_dtype=dtype), muon()).param_groups
     assert {g["ns_dtype"] for g in groups if g["rule"] == "muon"} == {expected}
-
-
-def lone(p, **changes):
-    """An optimizer of one parameter."""
-    group = dict(params=[("p", p)], rule="muon", lr=0.1, weight_decay=0.2, momentum=0.9, nesterov=True, ns_steps=5)
-    group |= dict(adjust_lr="original", ns_dtype="float32")
-    return Optimizer([group | changes])
-
-
-def test_vectors_are_refused():
-    with pytest.raises(ValueError, match=r"Muon is for matrices, not for a tensor of shape \(7,\)"):
-        lone(torch.nn.Parameter(torch.zeros(7)))
 
 
 def test_what_is_stacked_is_bounded():

@@ -87,12 +87,6 @@ def test_learning_rates(kind, gain_param):
             assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), name
 
 
-def test_gains_of_the_stream_grow_beside_a_single_head():
-    model = GPT.empty(GPTConfig(**LARGE | dict(n_head=1, parametrization="mup")))
-    rates = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
-    assert {rates[name]["base_lr"] for name in ("final_norm.gain", "blocks.0.attn.pre.gain")} == {4}
-
-
 def test_the_bias_of_classes_does_not_grow():
     model = ViT.empty(config_of(LARGE | dict(bias=True, parametrization="mup")))
     found = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
