@@ -57,7 +57,7 @@ class Grouped(torch.autograd.Function):
         multiply = grouped_product(x, weight)
         dy = dy.contiguous()  # the kernel takes no strides of 0
         is_empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
-        d_weight = multiply(dy.mT, x, offs=ends).masked_fill(is_empty[:, None, None], 0)
+        d_weight = multiply(dy.mT, x, offs=ends).masked_fill_(is_empty[:, None, None], 0)
         return multiply(dy, weight, offs=ends), d_weight, None
 
 
@@ -68,12 +68,17 @@ if not hasattr(OPERATORS, "multiply"):
     def _multiply(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         """`F.grouped_mm`, expert by expert: a (N·k, n) times b (E, n, m), or a (n, N·k) times b (N·k, m)."""
         sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()  # the host waits
+        y = empty_product(a, b, offs)
         if b.ndim == 3:
-            return torch.cat([rows @ matrix for rows, matrix in zip(a.split(sizes), b, strict=True)])
-        return torch.stack([left @ right for left, right in zip(a.split(sizes, 1), b.split(sizes), strict=True)])
+            parts = zip(a.split(sizes), b, y.split(sizes), strict=True)
+        else:
+            parts = zip(a.split(sizes, 1), b.split(sizes), y, strict=True)
+        for left, right, out in parts:
+            torch.mm(left, right, out=out)
+        return y
 
     @_multiply.register_fake
-    def _(a, b, offs):
+    def empty_product(a, b, offs):
         return a.new_empty(len(a), b.shape[2]) if b.ndim == 3 else a.new_empty(len(offs), len(a), b.shape[1])
 
 
