@@ -56,5 +56,6 @@ def stack_as(dtype: torch.dtype, tensors) -> torch.Tensor:
 def orthogonalize(stack, steps: int):
     """Newton-Schulz on each matrix of a stack (…, m, n), at most STACK_ENTRIES at a time; the same shape."""
     matrices = stack.view(-1, *stack.shape[-2:])
-    done = [newton_schulz(part, steps) for part in split_into_stacks(matrices, matrices[0])]
+    parts = matrices.split(max(1, STACK_ENTRIES // matrices.shape[1:].numel()))  # an empty one of no matrices
+    done = [newton_schulz(part, steps) for part in parts]
     return (done[0] if len(done) == 1 else torch.cat(done)).view_as(stack)
