@@ -31,7 +31,7 @@ from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, has_one_row, linear
 from layers.loss import linear_cross_entropy
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
+from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
@@ -369,15 +369,10 @@ class Residual(nn.Module):
         self.f, self.dropout = f, nn.Dropout(dropout)
         self.pre, self.mid, self.post, self.skip = pre, mid, post, skip
 
-    def stored(self, x):
-        """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
-        Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
-        return x if self.pre.norm == "none" else store_once(x)
-
     def forward(self, x, *args):
         u, in_gain = self.pre(x), self.pre.factor_for_weight()  # which a folding slot leaves to the first matrices of f
         x = add(self.skip(x), self.dropout(self.mid(self.f(u, in_gain, *args))), self.runtime.stream_dtype)
-        return rounded(self.post(x), self.runtime.stream_dtype)
+        return stored(self.post(x), self.runtime.stream_dtype)
 
 
 class Block(nn.Module):
@@ -391,7 +386,7 @@ class Block(nn.Module):
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)
-        x = self.mlp(self.mlp.stored(x))
+        x = self.mlp(x)
         return x
 
 
@@ -422,12 +417,11 @@ class Transformer(Network):
 
     def enter(self, x):
         """The residual stream before the first block; x (B, T, C): the embedding sum."""
-        return rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
+        return stored(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): before the first."""
         for i, block in enumerate(self.blocks):
-            x = block.attn.stored(x)
             if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
@@ -478,7 +472,7 @@ class GPT(Transformer):
 
     def embed(self, idx, positions, gives_table=False):
         """(the stream before the first block, the table of a `Lookup` for the head, or None): idx (B, T), positions
-        (T,) or (B, T)."""
+        (T,) or (B, T). Without a table hooks of `wte` are called."""
         x, table = Lookup.apply(self.wte.weight, idx) if gives_table else (self.wte(idx), None)
         return self.enter(x if self.wpe is None else x + self.wpe(positions)), table
 

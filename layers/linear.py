@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from layers.cores import own_cores
 from layers.ops import namespace_of
 from layers.runtime import Runtime
-from layers.sharding import assign, full_tensor, local_shard, own_rows, shard_dim
+from layers.sharding import assign, full_tensor
 from layers.slot import Slot
 
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
@@ -114,8 +114,8 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
 
 
 class Draws:
-    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each: so a process draws what
-    it holds alone, in threads. On the CPU, so that every device and every sharding gets the same."""
+    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each, which threads can draw.
+    On the CPU, and whole, so that every device and every sharding gets the same."""
 
     def __init__(self, seed: int):
         self.next = zlib.crc32(str(seed).encode())  # the seed of the next block
@@ -123,38 +123,23 @@ class Draws:
     @torch.no_grad()
     def fill(self, weight, std: float, cut: float | None = None) -> None:
         """Draw the next weight, or stack, from N(0, std²), cut off at ± `cut` · std; on the meta device nothing."""
-        n, first = weight.shape[-2:].numel(), self.next
-        blocks = -(-n // DRAWN)  # of a matrix
-        self.next += weight.numel() // n * blocks
+        n, first = weight.shape[-2:].numel(), self.next  # n: the entries of a matrix
+        self.next += weight.numel() // n * -(-n // DRAWN)
         if weight.is_meta:
             return
-        held, own = local_shard(weight.detach()), own_rows(weight)
-        whole = weight.ndim == 3 and shard_dim(weight) == 0  # then it holds whole matrices, else rows of each
-        begin = 0 if whole else own.start * weight.shape[-1]
-        parts = zip(own if whole else range(weight.numel() // n), held if weight.ndim == 3 else [held], strict=True)
+        drawn = torch.empty(weight.shape, device="cpu")
+        blocks = [block for matrix in drawn.view(-1, n) for block in matrix.split(DRAWN)]
 
-        def draw(place: tuple) -> None:
-            i, block, mine = place
-            generator = torch.Generator().manual_seed((first + i * blocks + block) % 2**32)
-            at, drawn = block * DRAWN, torch.empty(min(DRAWN, n - block * DRAWN), device="cpu")
+        def draw(block, seed: int) -> None:
+            generator = torch.Generator().manual_seed(seed % 2**32)
             if cut is None:
-                drawn.normal_(generator=generator)
+                block.normal_(generator=generator)
             else:
-                nn.init.trunc_normal_(drawn, 0, 1, -cut, cut, generator)
-            low, high = max(at, begin), min(at + len(drawn), begin + len(mine))
-            mine[low - begin : high - begin].copy_(drawn[low - at : high - at].mul_(std))
+                nn.init.trunc_normal_(block, 0, 1, -cut, cut, generator)
 
-        places = []
-        for i, part in parts:
-            touched = range(begin // DRAWN, -(-(begin + part.numel()) // DRAWN)) if part.numel() else ()
-            places += [(i, block, part.view(-1)) for block in touched]
-        teams = torch.get_num_threads()
-        torch.set_num_threads(1)  # else each of these threads would start a team of its own
-        try:
-            with ThreadPoolExecutor(1 if weight.device.type == "mps" else own_cores()) as threads:
-                list(threads.map(draw, places))  # a list, to see errors
-        finally:
-            torch.set_num_threads(teams)
+        with ThreadPoolExecutor(own_cores()) as threads:
+            list(threads.map(draw, blocks, range(first, self.next)))  # a list, to see errors
+        assign(weight, drawn.mul_(std))
 
 
 class Linear(nn.Linear):

@@ -22,9 +22,9 @@ OPERATORS = getattr(torch.ops, NAMESPACE)
 def grouped(x, weight, bias, routes):
     """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
-    if not has_grouped_product(x, weight):
-        return OPERATORS.grouped(x, weight, routes.ends, bias)
-    y = Grouped.apply(x, store_once(weight), routes.ends)
+    if grouped_product(x, weight) is F.grouped_mm:
+        weight = store_once(weight)
+    y = Grouped.apply(x, weight, routes.ends)
     if bias is None:
         return y
     experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
@@ -32,76 +32,54 @@ def grouped(x, weight, bias, routes):
     return y + F.one_hot(experts, len(bias)).to(bias.dtype) @ bias
 
 
-def has_grouped_product(x, weight) -> bool:
-    """Whether torch has this product: bf16, and rows of a multiple of 16 bytes. It is one kernel on H100, H200 and
-    B200; on other GPUs torch has a loop of its own, in which the host waits."""
+def grouped_product(x, weight):
+    """torch's grouped product if it takes these: bf16, and rows of a multiple of 16 bytes; else the loop below. It is
+    one kernel on H100, H200 and B200; on other GPUs torch has a loop of its own, in which the host waits."""
     aligned = all(n * weight.element_size() % 16 == 0 for n in weight.shape[1:])
-    return x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned
+    if x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned:
+        return F.grouped_mm
+    return OPERATORS.multiply
 
 
 class Grouped(torch.autograd.Function):
-    """`grouped` by torch's kernel, without a bias. It may leave unwritten what it has no rows for: an expert that no
-    token goes to gets the gradient 0 here. (torch's own formula gives any numbers on a B200: pytorch issue 172439.)"""
+    """`grouped` without a bias. torch's kernel may leave unwritten what it has no rows for: an expert that no token
+    goes to gets the gradient 0 here. (torch's own formula gives any numbers on a B200: pytorch issue 172439.)"""
 
     @staticmethod
     def forward(ctx, x, weight, ends):
         ctx.save_for_backward(x, weight, ends)
-        return F.grouped_mm(x, weight.mT, offs=ends)
+        return grouped_product(x, weight)(x, weight.mT, offs=ends)
 
     @staticmethod
     def backward(ctx, dy):
         forbid_second_derivative()
         x, weight, ends = ctx.saved_tensors
+        multiply = grouped_product(x, weight)
         dy = dy.contiguous()  # the kernel takes no strides of 0
         is_empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
-        d_weight = F.grouped_mm(dy.mT, x, offs=ends).masked_fill(is_empty[:, None, None], 0)
-        return F.grouped_mm(dy, weight, offs=ends), d_weight, None
+        d_weight = multiply(dy.mT, x, offs=ends).masked_fill_(is_empty[:, None, None], 0)
+        return multiply(dy, weight, offs=ends), d_weight, None
 
 
-def split(ends, *tensors):
-    """An iterator over the experts: the rows of each tensor (N·k, …) that are an expert's. The host waits."""
-    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-    return zip(*(t.split(sizes) for t in tensors), strict=True)
+# An operator, so that compiled code stays one graph. A copy of this file, from an exported folder, uses what is there.
+if not hasattr(OPERATORS, "multiply"):
 
-
-# Operators, so that compiled code stays one graph. A copy of this file, from an exported folder, uses what is there.
-if not hasattr(OPERATORS, "grouped"):
-
-    @torch.library.custom_op(f"{NAMESPACE}::grouped", mutates_args=())
-    def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`grouped`, expert by expert."""
-        y = x.new_empty(len(x), weight.shape[1])
-        for e, (rows, out) in enumerate(split(ends, x, y)):
-            if bias is None:
-                torch.mm(rows, weight[e].T, out=out)
-            else:
-                torch.addmm(bias[e], rows, weight[e].T, out=out)
+    @torch.library.custom_op(f"{NAMESPACE}::multiply", mutates_args=())
+    def _multiply(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """`F.grouped_mm`, expert by expert: a (N·k, n) times b (E, n, m), or a (n, N·k) times b (N·k, m)."""
+        sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()  # the host waits
+        y = empty_product(a, b, offs)
+        if b.ndim == 3:
+            parts = zip(a.split(sizes), b, y.split(sizes), strict=True)
+        else:
+            parts = zip(a.split(sizes, 1), b.split(sizes), y, strict=True)
+        for left, right, out in parts:
+            torch.mm(left, right, out=out)
         return y
 
-    @torch.library.custom_op(f"{NAMESPACE}::grouped_outer", mutates_args=())
-    def _grouped_outer(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Gradient of the weight: dy (N·k, n_out), x (N·k, n_in) → (E, n_out, n_in)."""
-        d_weight = x.new_empty(len(ends), dy.shape[1], x.shape[1])
-        for e, (d_out, rows) in enumerate(split(ends, dy, x)):
-            torch.mm(d_out.T, rows, out=d_weight[e])
-        return d_weight
-
-    @torch.library.custom_op(f"{NAMESPACE}::grouped_sum", mutates_args=())
-    def _grouped_sum(dy: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Gradient of the bias: dy (N·k, n_out) → (E, n_out)."""
-        return torch.stack([rows.sum(0) for (rows,) in split(ends, dy)])
-
-    def _grouped_backward(ctx, dy):
-        (x, weight, ends), dy, ops = ctx.saved_tensors, dy.contiguous(), OPERATORS
-        d_bias = ops.grouped_sum(dy, ends) if ctx.needs_input_grad[3] else None
-        return ops.grouped(dy, weight.mT, ends, None), ops.grouped_outer(dy, x, ends), None, d_bias
-
-    _grouped.register_fake(lambda x, weight, ends, bias: x.new_empty(len(x), weight.shape[1]))
-    _grouped_outer.register_fake(lambda dy, x, ends: x.new_empty(len(ends), dy.shape[1], x.shape[1]))
-    _grouped_sum.register_fake(lambda dy, ends: dy.new_empty(len(ends), dy.shape[1]))
-    _grouped.register_autograd(
-        _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3])
-    )
+    @_multiply.register_fake
+    def empty_product(a, b, offs):
+        return a.new_empty(len(a), b.shape[2]) if b.ndim == 3 else a.new_empty(len(offs), len(a), b.shape[1])
 
 
 class Gather(torch.autograd.Function):

@@ -67,9 +67,9 @@ if not hasattr(OPERATORS, "store_once"):  # a copy of this file, from an exporte
     _operator.register_autograd(lambda ctx, grad: grad)
 
 
-def rounded(x, dtype: torch.dtype | None):
-    """x in `dtype` (None: as it is)."""
-    return x if dtype is None else store_once(x.to(dtype))
+def stored(x, dtype: torch.dtype | None):
+    """x in `dtype` (None: as it is), written to memory once."""
+    return store_once(x if dtype is None else x.to(dtype))
 
 
 def add(x, y, dtype: torch.dtype | None):

@@ -10,10 +10,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from layers.scaling import ALPHA, base
 
-# More than this is a typo, and would take minutes to fail for lack of memory.
-MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
-MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
-MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
+# More than this is a typo, and would take minutes to fail for lack of memory. Routes sorts experts as int16.
+MOST = dict(n_layer=10_000, n_expert=2**15, n_expert_shared=2**15)
+MOST_OF_OTHERS = 2**24
 
 CHOOSES = {"images": "patch_size"}  # the flag that chooses a kind of network; without one it reads text
 # Flags that not every kind of network has, besides those that choose it, and which of them are sizes.
@@ -21,9 +20,6 @@ OF = {"text": ("pos", "rope_theta", "vocab_size"), "images": ("image_size", "cha
 SIZES = {"text": ("vocab_size",), "images": ("image_size", "channels", "n_class")}
 # Flags that only a mixture of experts has, besides n_expert.
 OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
-
-NO_DYT_BIAS = ("dyt_bias", False)  # as good as none, and older checkpoints have it
-NEED_NORMS = dict(deepnorm=(True,), admin=(True,), gain=("branch",), lns=("norm", "input"))  # with these values
 
 
 def check_config(config) -> None:
@@ -59,17 +55,19 @@ def values(c):
             continue
         fits = type(value) in allowed or (float in allowed and type(value) is int)
         yield not fits, f"{name}={value!r:.60} must be of type {' or '.join(t.__name__ for t in allowed)}"
-        infinite = type(value) in (int, float) and not abs(value) < 1e300  # an int can be too large for a float
+        if int in allowed:
+            most = MOST.get(name, MOST_OF_OTHERS)
+            yield not 0 <= value <= most, f"{name}={value!s:.20} must be a whole number from 0 to {most:,}"
+        infinite = float in allowed and value is not None and not abs(value) < 1e300
         yield infinite, f"{name}={value!s:.20} must be a finite number below 1e300"
 
 
 def images(c):
-    yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
     kind = kind_of(c)
     for other in OF.keys() - {kind}:
-        flag, fix = (CHOOSES[other], f"set {CHOOSES[other]}, or ") if other in CHOOSES else (CHOOSES[kind], "")
+        flag = CHOOSES[kind if kind in CHOOSES else other]
         own = [name for name in OF[other] if name not in OF[kind]]
-        yield changed(c, *own), f": {flag}={getattr(c, flag)} makes this a model of {kind}: {fix}leave it out"
+        yield changed(c, *own), f": {flag}={getattr(c, flag)} makes this a model of {kind}: leave it out, or set {flag}"
     rest = c.patch_size and c.image_size % c.patch_size
     yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
     tokens = c.image_tokens if c.patch_size and c.image_size else c.block_size
@@ -81,11 +79,6 @@ def sizes(c):
     """Sizes and plain numbers."""
     names = ("n_layer", "n_head", "n_embd", "block_size", *SIZES[kind_of(c)])
     yield where(c, names, lambda _, v: v < 1), ": must be at least 1"
-    limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
-    yield where(c, MOST, lambda name, value: value > MOST[name]), f": larger than any model has ({limits})"
-    yield where(c, ("n_kv_head", "n_ff", "head_size"), lambda _, v: v < 0), " must not be negative (0 = the default)"
-    bases = ("base_n_embd", "base_n_layer", "base_head_size")
-    yield where(c, bases, lambda _, v: v < 0), " must not be negative (0 = the same as here)"
     yield where(c, ("norm_eps",), lambda _, v: v < 0), " must not be negative"
     yield where(c, ("rope_theta", "init_std", "router_scale"), lambda _, v: v <= 0), " must be positive"
     yield where(c, ("dropout", "drop_path"), lambda _, p: not 0 <= p < 1), " must be at least 0 and below 1"
@@ -99,7 +92,6 @@ def sizes(c):
 
 def experts(c):
     E, k = c.n_expert, c.n_expert_active
-    yield where(c, ("n_expert", "n_expert_shared"), lambda _, v: v < 0), " must not be negative (0 = none)"
     yield E == 0 and changed(c, *OF_EXPERTS), ": needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
     yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"
@@ -117,12 +109,8 @@ def norms(c):
     yield not divides, f"norm_groups={groups} must divide n_embd={c.n_embd} (1 = no groups)"
     grouped = groups > 1 and c.norm not in ("rmsnorm", "layernorm")
     yield grouped, f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={c.norm}"
-    single = c.norm == "layernorm" and groups == c.n_embd
-    yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
-    dyt = [f.name for f in fields(c) if f.name.startswith("dyt_") and (f.name, getattr(c, f.name)) != NO_DYT_BIAS]
+    dyt = [f.name for f in fields(c) if f.name.startswith("dyt_")]
     yield c.norm != "dyt" and changed(c, *dyt), f": needs norm=dyt, but norm={c.norm}"
-    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda _, v: v == 0)
-    yield zero, " would make the slot constant: choose another α₀"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
     yield c.qk_norm and c.gain_out == "norm", "gain_out=norm already normalises each head of q and k: leave qk_norm out"
@@ -130,10 +118,8 @@ def norms(c):
 
 def scales(c):
     """Constants, learned scales and scale vectors."""
-    needy = c.norm == "none" and where(c, NEED_NORMS, lambda name, value: value in NEED_NORMS[name])
-    yield needy, ": needs norms to act on, but norm=none: choose a norm"
     pre = branches_with_pre_norm(c)
-    fix = "set pre_norm=both" + f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
+    fix = f"choose a norm, set pre_norm=both and post_norm_blocks below n_layer={c.n_layer}"
     without = c.lns in ("norm", "input") and not any(c.lns_branches in ("both", branch) for branch in pre)
     yield without, f"lns={c.lns} needs a pre norm to act on: {fix}, or lns=branch or residual"
     yield c.lns == "off" and changed(c, "lns_power", "lns_branches"), ": needs lns, for example lns=norm"
@@ -141,9 +127,11 @@ def scales(c):
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
     scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
     yield scaled, " scales the stream before post norms: set post_norm=both (and pre_norm=none)"
-    deep = changed(c, "fixup", "post_norm", "post_norm_blocks") or "lns=residual" * (c.lns == "residual")
-    deep = deep if c.parametrization in ALPHA else ""
-    yield deep, f" has no rule for the depth under parametrization={c.parametrization}: choose mup or standard"
+    unknown = changed(c, "fixup", "post_norm", "post_norm_blocks") or where(c, ("lns",), lambda _, v: v == "residual")
+    yield (
+        c.parametrization in ALPHA and unknown,
+        f" has no rule for the depth under parametrization={c.parametrization}: choose mup or standard",
+    )
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
     without = scale == "none" and start is not None
@@ -156,9 +144,6 @@ def scales(c):
     yield kinds, " contradicts gain=none: choose gain=shared or branch"
     negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0
     yield negative, f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one"
-    vectors = c.norm != "none" or c.qk_norm or c.gain_out != "none" or scale == "layerscale"
-    useless = c.gain_param != "direct" and not vectors
-    yield useless, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
 
 
 def branches_with_pre_norm(c) -> list:
@@ -168,45 +153,36 @@ def branches_with_pre_norm(c) -> list:
 
 def notes(c) -> list:
     """What is allowed but should be known: one line each, printed when a run starts."""
-    return [*(lns_notes(c) if c.lns != "off" else ()), *other_notes(c)]
-
-
-def other_notes(c):
-    if (c.deepnorm or c.admin) and c.pre_norm != "none":
-        yield f"pre_norm={c.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none"
-    own_init = changed(c, "deepnorm", "fixup")
-    if own_init and c.residual_init != "plain":
-        yield f"{own_init} has its own initialisation: residual_init={c.residual_init} is not used"
-    if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
-        text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
-        yield text + "router_norm=False is Switch's setting"
-    size = c.init_std * base(c).n_embd ** 0.5
-    if c.norm == "dyt" and c.causal and c.init == "normal" and size < 0.5:
-        text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
-        text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
-        yield text + f"init_std={c.n_embd**-0.5:.2g} gives 1"
+    return [note for is_so, note in chain(lns_notes(c), other_notes(c)) if is_so]
 
 
 def lns_notes(c):
-    """Where LNS's factor has no effect, or less than one would think: a later norm divides it out again."""
-    if c.residual_init != "plain":
-        text = f"lns with residual_init={c.residual_init}: the LNS paper removes such scaling of the initial weights; "
-        yield text + "residual_init=plain is its setting"
+    """Where LNS's factor has no effect, or less than one would think."""
+    on = c.lns != "off"
+    fix = "the LNS paper removes such scaling of the initial weights; residual_init=plain is its setting"
+    yield on and c.residual_init != "plain", f"lns with residual_init={c.residual_init}: {fix}"
     wanted = ["attn", "mlp"] if c.lns_branches == "both" else [c.lns_branches]
-    with_pre_norm = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
-    divided, remains = [], c.bias or c.lns_learn  # a bias is not scaled; a learned factor is a gain: both remain
-    if c.lns == "norm" and not remains:
-        if c.gain_out == "norm":
-            divided = with_pre_norm
-        elif "attn" in with_pre_norm and c.qk_norm and c.mid_norm in ("both", "attn") and c.norm != "dyt":
-            divided = ["attn"]
-    if divided and divided == with_pre_norm:
-        yield "lns has no effect here: later norms (QK, mid, gain_out=norm) divide its factor out"
-    elif divided:
-        yield "lns has no effect on attention here: QK-norm and the mid norm divide its factor out"
-    elif c.lns in ("norm", "input") and with_pre_norm != wanted:
-        yield f"lns={c.lns} acts on the {with_pre_norm[0]} branch alone: the other has no pre norm"
-    if c.lns == "norm" and c.qk_norm and "attn" in with_pre_norm and not (divided or remains):
-        yield "lns acts on attention through v alone: QK-norm divides its factor out of q and k"
-    if c.lns == "input" and c.norm in ("rmsnorm", "layernorm"):
-        yield "lns=input does next to nothing here: the norm divides the factor out again"
+    acted = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
+    alone = f"lns={c.lns} acts on {' and '.join(acted)} alone: the other branch has no pre norm"
+    yield c.lns in ("norm", "input") and acted != wanted, alone
+    remains = c.bias or c.lns_learn  # a bias is not scaled, and a learned factor is a gain
+    normed = c.gain_out == "norm" or (c.qk_norm and "attn" in acted)
+    text = "lns acts less than it seems: QK-norm divides its factor out of q and k, gain_out=norm out of all matrices"
+    yield c.lns == "norm" and normed and not remains, text
+    is_divided = c.lns == "input" and c.norm in ("rmsnorm", "layernorm")
+    yield is_divided, "lns=input does next to nothing here: the norm divides the factor out again"
+
+
+def other_notes(c):
+    stream = (c.deepnorm or c.admin) and c.pre_norm != "none"
+    yield stream, f"pre_norm={c.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none"
+    own_init = changed(c, "deepnorm", "fixup")
+    unused = own_init and c.residual_init != "plain"
+    yield unused, f"{own_init} has its own initialisation: residual_init={c.residual_init} is not used"
+    text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
+    yield c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm, text + "router_norm=False is Switch's setting"
+    size = c.init_std * base(c).n_embd ** 0.5
+    small = c.norm == "dyt" and c.causal and c.init == "normal" and size < 0.5
+    text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
+    text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
+    yield small, text + f"init_std={c.n_embd**-0.5:.2g} gives 1"

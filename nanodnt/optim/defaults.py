@@ -1,6 +1,5 @@
 """Settings of optimizers and schedules: the defaults of what is None, what is refused, what is noted."""
 
-from nanodnt.optim.kernels import plain_kernels
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS
 
 RATIO_FLAGS = [f"lr_ratio_{block_type}" for block_type in RATIOS]
@@ -26,7 +25,7 @@ def fill_defaults(config) -> None:
         fill(config, dict(wsd_decay="linear", wsd_decay_iters=min(config.lr_decay_iters // 5, room)))
     if config.blockwise_lr:
         fill(config, {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()})
-    for is_so, text in refusals(config, entry, flags, defaults):
+    for is_so, text in refusals(config, entry, flags):
         if is_so:
             raise ValueError(text)
 
@@ -46,7 +45,7 @@ def fill(config, values: dict) -> None:
             setattr(config, name, value)
 
 
-def refusals(config, entry, flags: list, defaults: dict):
+def refusals(config, entry, flags: list):
     """Yield (whether it is so, what is said then) for values that are impossible, or make others useless."""
     rates = [flag for flag in flags if flag.endswith(("learning_rate", "weight_decay"))]
     for name in (*rates, "min_lr", *RATIO_FLAGS, "grad_clip", "warmup_iters", "lr_decay_iters"):
@@ -55,12 +54,10 @@ def refusals(config, entry, flags: list, defaults: dict):
     for name in ("beta1", "beta2", "momentum", "dampening"):
         value = getattr(config, name) or 0
         yield not 0 <= value < 1, f"{name}={value} must be at least 0 and below 1"
-    steps, dampening = config.muon_steps, config.dampening
+    steps = config.muon_steps
     yield steps is not None and not 1 <= steps <= 20, f"muon_steps={steps} must be between 1 and 20"
     text = "nesterov needs momentum and no dampening: set nesterov=False, or change those"
     yield config.nesterov and (config.dampening or not config.momentum), text
-    text = f"dampening={dampening} has no effect without momentum: set one of them"
-    yield dampening and not config.momentum, text
     text = f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr"
     yield config.min_lr > config.learning_rate, text
     decay = f"{entry.rest}_weight_decay" if entry.rest else "weight_decay"  # of gains and scalars
@@ -87,41 +84,31 @@ def refusals(config, entry, flags: list, defaults: dict):
             yield ratio * config.learning_rate < config.min_lr, text + "or set blockwise_min_lr=proportional"
     scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
     ratio = max(ratios.values()) if scaled else 1
-    decays = {"": defaults} | ({f"{entry.rest}_": OPTIMIZERS[entry.rest].defaults} if entry.rest else {})
-    for prefix, its in decays.items():
+    for prefix in ("", f"{entry.rest}_") if entry.rest else ("",):
         share = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
-        text = f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
-        text += f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {its['weight_decay']:g})"
-        yield share >= 0.1, text
+        text = f"{prefix}learning_rate·{prefix}weight_decay (times the largest LR ratio) = {share:.3g} would shrink "
+        yield share >= 0.1, text + f"every matrix by {share:.0%} a step: lower {prefix}weight_decay"
 
 
 def notes(config, model) -> list:
     """Lines for the start of a run: what is allowed, but has no effect or an unusual one. After `fill_defaults`."""
-    name, entry, found, roles = config.optimizer, OPTIMIZERS[config.optimizer], [], set(model.roles().values())
-    if config.blockwise_lr and not entry.ratios:
-        published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
-        listed = [block_type for block_type in RATIOS if block_type not in ("router", "patch") or block_type in roles]
-        ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
-        found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are our choice: {ratios}")
-    device = next(model.parameters()).device
-    if plain := plain_kernels(device):
-        why = f"on {device.type} torch's fused updates of {' and '.join(plain)} do not clip or skip"
-        found.append(f"{why}: plain operators, which are slower, compute them")
-    none = "has no effect: the model has no"
-    for role in ("head", "pos", "router", "patch"):
-        if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
-            found.append(f"lr_ratio_{role} {none} {role} of its own")
+    name, entry, roles = config.optimizer, OPTIMIZERS[config.optimizer], set(model.roles().values())
     end_is_set = config.min_lr != config.learning_rate / 10 or config.lr_decay_iters != config.max_iters
     betas_are_set = (config.beta1, config.beta2) != (0.9, 0.95)
     falls, warmup = config.schedule != "constant", config.warmup_iters
     outlasts = f"warm-up ({warmup} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from its "
-    same_inputs = config.input_gains != "final" and model.roles(config.input_gains) == model.roles()
+    published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
+    ours = f"blockwise_lr: the paper has ratios for {published}; those for {name} are our choice"
+    none = "has no effect: the model has no"
     pairs = [  # whether it is so, and the note
-        (same_inputs, f"input_gains={config.input_gains} {none} such gain (gain_out=scale or norm)"),
+        (config.blockwise_lr and not entry.ratios, ours),
         (config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}, f"decay_gains {none} gains"),
         (config.decay_scalars and not roles & {"scalar", "bias"}, f"decay_scalars {none} learned scalars or biases"),
         (betas_are_set and not entry.uses_betas, f"beta1 and beta2 have no effect on {name}"),
         (end_is_set and not falls, "min_lr and lr_decay_iters have no effect with schedule=constant"),
         (falls and config.lr_decay_iters < warmup < config.max_iters, outlasts + "peak to min_lr in one step"),
     ]
-    return found + [note for is_so, note in pairs if is_so]
+    for role in ("head", "pos", "router", "patch"):
+        useless = role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1)
+        pairs.append((useless, f"lr_ratio_{role} {none} {role} of its own"))
+    return [note for is_so, note in pairs if is_so]

@@ -1,8 +1,8 @@
 """The updates of AdamW and SGD, and averages of gradients: by torch's fused kernels, or by plain operators.
 
 A step clips and skips through two optional arguments of a kernel, `grad_scale` and `found_inf`. The kernels of MPS in
-torch 2.11 and 2.12 take both and ignore them. So on every device that is neither a CPU nor a CUDA GPU each kernel is
-tried on one number; where it ignores an argument, or does not exist, plain operators compute the same.
+torch 2.11 and 2.12 take both and ignore them. So on every device that is neither a CPU nor a CUDA GPU plain operators
+compute the same.
 
 On a CUDA GPU, runs that compile make one kernel of the plain operators for each shape of a matrix, where fused kernels
 take more passes over memory (docs/optimizers.md has the counts).
@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd
 
 from nanodnt.optim.registry import if_finite, one_if_finite
 
-TRUSTED = ("cpu", "cuda", "meta")  # the first two are what the tests run on; nothing is computed on meta
+FUSED = ("cpu", "cuda", "meta")  # the first two are what the tests run on; nothing is computed on meta
 COMPILED = ("cuda",)  # a run that compiles does so with updates too; a CPU keeps the bits of the fused kernels
 
 
@@ -26,7 +26,7 @@ def update_adamw(params, grads, averages, squares, steps, grad_scale, found_inf,
     """The equations of adamw.py, in place, also g ← g / grad_scale. All but the last three are lists of tensors;
     `numbers`: lr, beta1, beta2, weight_decay, eps."""
     lists = params, grads, averages, squares, steps
-    if can_use(fused_adamw, params[0].device):
+    if params[0].device.type in FUSED:
         fused_adamw(*lists, grad_scale, found_inf, **numbers)
     else:
         count_step(steps, found_inf)
@@ -38,7 +38,7 @@ def update_sgd(params, grads, momenta, grad_scale, found_inf, compiled: bool = F
     w ← w − lr (g + momentum m). Without momentum m is g, and `momenta` are not used.
     `numbers`: lr, momentum, nesterov, weight_decay, which is λ. `compiled`: of `can_compile`; then gradients may be of
     another dtype than the weights."""
-    if compiled or not can_use(fused_sgd, params[0].device):
+    if compiled or params[0].device.type not in FUSED:
         return update_each(plain_sgd, (params, grads, momenta), grad_scale, found_inf, compiled, **numbers)
     if numbers["momentum"] and numbers["weight_decay"]:  # the kernel would add λ w to g, and so to m too
         shrink = 1 - numbers["lr"] * numbers["weight_decay"]
@@ -54,7 +54,7 @@ def update_averages(
     list of u, of any dtype; none where they are not needed. Where found_inf is true, m does not change.
 
     SGD does the first two before it updates the weights: w ← w − lr m. With lr = 0 they stay as they are."""
-    if compiled or not can_use(fused_sgd, params[0].device):
+    if compiled or params[0].device.type not in FUSED:
         lists = grads, averages, ahead or [None] * len(grads)
         return update_each(plain_average, lists, grad_scale, found_inf, compiled, beta=beta, nesterov=nesterov)
     momentum = beta or 1e-300  # at 0 the kernel would not write m; 1e-300 is 0 in fp32
@@ -76,12 +76,6 @@ def can_compile(group: dict, p) -> bool:
     return group["compiled"] and p.device.type in COMPILED and p.ndim > 1
 
 
-def plain_kernels(device: torch.device) -> list:
-    """The updates for which plain operators are used on this device, by name."""
-    updates = {"AdamW": fused_adamw, "SGD": fused_sgd}
-    return [name for name, update in updates.items() if not can_use(update, device)]
-
-
 # ------------------------------------------------------------------------------------------------- torch's kernels
 
 
@@ -99,34 +93,6 @@ def for_kernel(grad_scale, found_inf) -> dict:
     numbers = dict(grad_scale=grad_scale, found_inf=found_inf)
     as_fp32 = {key: None if number is None else number.float() for key, number in numbers.items()}
     return dict(fused=True, **as_fp32)
-
-
-def can_use(update: Callable, device: torch.device) -> bool:
-    """Whether a fused update follows grad_scale and found_inf on this device."""
-    return device.type in TRUSTED or follows(update, device)
-
-
-@cache
-def follows(update: Callable, device: torch.device) -> bool:
-    """`can_use`, by steps on one number."""
-    if update is fused_adamw:
-        state, numbers = [0.0, 0.0, 0.0], dict(beta1=0.5, beta2=0.5, eps=1e-8)
-    else:
-        state, numbers = [0.0], dict(momentum=0.5, dampening=0.0, nesterov=False)
-
-    def step(gradient: float, grad_scale, found_inf) -> list:
-        """Parameter, gradient and state after a step, all of which change in it."""
-        tensors = [torch.tensor(x, device=device) for x in (1.0, gradient, *state)]
-        lists = [[tensor] for tensor in tensors]
-        update(*lists, grad_scale, found_inf, lr=1.0, weight_decay=0.0, **numbers)
-        return [tensor.item() for tensor in tensors]
-
-    zero, one, two = (torch.tensor(x, device=device) for x in (0.0, 1.0, 2.0))
-    try:
-        divides = step(1.0, two, zero) == step(0.5, None, None)
-        return divides and step(1.0, one, one) == [1.0, 1.0, *state]
-    except RuntimeError:  # NotImplementedError is one: there is no such kernel
-        return False
 
 
 # ------------------------------------------------------------------------------------------------- plain operators

@@ -53,9 +53,6 @@ def register(name: str, *functions: Callable, **settings) -> None:
     """Register a `Rule`, of these fields, as --optimizer=`name`."""
     if name in OPTIMIZERS:
         raise ValueError(f"two optimizers register as {name!r}: rename one")
-    missing = [flag for flag in ("learning_rate", "weight_decay") if flag not in settings["defaults"]]
-    if missing:
-        raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
     RULES[name] = OPTIMIZERS[name] = Rule(*functions, **settings)
 
 

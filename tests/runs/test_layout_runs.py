@@ -8,9 +8,7 @@ import torch
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.weights import profile_admin
-from support.processes import ENDS, assert_close
 from support.runs import load, run
-from support.tracked import PRE
 
 pytestmark = pytest.mark.usefixtures("quick")
 ADMIN = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)
@@ -35,26 +33,6 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
     assert "profiled on" not in capsys.readouterr().out
     assert run(**flags | dict(out_dir=tmp_path / "b", init_from=tmp_path / "a" / "last.pt"), max_iters=1) == 0
     assert "profiled on" not in capsys.readouterr().out
-
-
-def test_micro_batches_only_split_the_work_of_the_power_iteration(dataset, tmp_path):
-    """σReparam moves u and v once a step, whatever the accumulation. (No norm follows a matrix: it would divide σ out,
-    and leave rounding alone to move it.)"""
-    for micro in (8, 2):
-        flags = dict(PRE, qk_norm=False, sigma_reparam=True, micro_batch_size=micro, out_dir=tmp_path / str(micro))
-        assert run(**flags, dataset=dataset, max_iters=6) == 0
-    a, b = (load(tmp_path / micro / "last.pt")["model"] for micro in ("8", "2"))
-    moved = GPT(GPTConfig(**load(tmp_path / "8" / "last.pt")["model_config"]), seed=1337).state_dict()
-    assert_close(a, b, ENDS, moved)
-    for name in a:
-        if name.endswith((".u", ".v")):
-            assert not torch.equal(a[name], moved[name]), name
-
-
-def test_notes_are_printed(dataset, tmp_path, capsys):
-    flags = dict(dataset=dataset, max_iters=1, lns="norm", pre_norm="both", mid_norm="none", qk_norm=False)
-    assert run(**flags, out_dir=tmp_path) == 0
-    assert "note: lns with residual_init=gpt2: the LNS paper removes such scaling" in capsys.readouterr().out
 
 
 def test_a_checkpoint_from_before_a_flag_existed(dataset, tmp_path, capsys):

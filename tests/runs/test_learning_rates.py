@@ -17,11 +17,9 @@ def cosine(q):
 
 
 # {name: (flags of steps 1 to 20, flags of steps 21 to 30, learning rates by hand)}. Peak 0.01 at step 5, min_lr 0.001.
-SQRT = dict(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=4)
 EXTENDED = {
     "cosine": ({}, {}, {10: 1e-3 + 9e-3 * cosine(1 / 3), 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(16 / 25), 30: 1e-3}),
     "wsd": (dict(schedule="wsd"), {}, {16: 1e-2, 18: 5.5e-3, 20: 1e-3, 21: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
-    "wsd, its decay as long": (SQRT, {}, {16: 1e-2, 17: 5.5e-3, 20: 1e-3, 21: 1e-2, 26: 1e-2, 27: 5.5e-3, 30: 1e-3}),
     "constant, then wsd": (dict(schedule="constant"), dict(schedule="wsd"), {6: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
 }
 

@@ -151,30 +151,9 @@ def blocks_of(role, rows, head_dim):
     return [slice(i, i + 1) for i in range(rows)] if role in DECAYED else [slice(None)]
 
 
-def ignore(update, *names):
-    """torch's function `update` as if its kernel ignored these arguments, as those of MPS did."""
-
-    def changed(*args, **kwargs):
-        return update(*args, **kwargs | dict.fromkeys(names))
-
-    return changed
-
-
-def lack(update):
-    """The same as if there were no kernel."""
-
-    def changed(*args, **kwargs):
-        raise NotImplementedError("Could not run 'aten::_fused_adamw_'")
-
-    return changed
-
-
-def break_kernels(monkeypatch, change, *args) -> None:
-    """A CPU counts as an unknown device, whose kernels are torch's with a `change`."""
-    for name in ("adamw", "sgd"):
-        monkeypatch.setattr(kernels, name, change(getattr(kernels, name), *args))
-    monkeypatch.setattr(kernels, "TRUSTED", ())
-    kernels.follows.cache_clear()
+def use_plain_operators(monkeypatch) -> None:
+    """A CPU counts as a device whose fused kernels are not used."""
+    monkeypatch.setattr(kernels, "FUSED", ())
 
 
 def compile_updates(monkeypatch, backend="inductor") -> None:

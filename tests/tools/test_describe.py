@@ -148,7 +148,7 @@ def test_a_large_model(run):
     state = dict(adamw="11.50", msgdw="5.75", adam_mini="5.75")
     state |= dict(muon=f"{(8 * total - 4 * 12 * d * d * layers) / 1e9:.2f}")
     assert sizes == {name: ["5.75", "5.75", of_name] for name, of_name in state.items()}
-    assert "note: lns has no effect here" in out and "block by block" in out
+    assert "note: lns acts less than it seems" in out and "block by block" in out
 
 
 def test_a_mixture_of_experts(run):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import model as model_module
-from nanodnt.generate import KVCache, generate
-from support.models import LLAMA, S5, batch, build, error, gradients, tokens
+from nanodnt.generate import generate
+from support.models import LLAMA, S5, batch, build, gradients
 from support.operators import saved_for_backward
 
 
@@ -58,17 +58,3 @@ def test_checkpointing_has_no_effect_without_gradients(monkeypatch):
         assert torch.equal(*with_and_without(model, lambda: model(idx, targets)[1]))
         assert torch.equal(*with_and_without(model, lambda: model.train()(idx)[0]))
     assert torch.equal(*with_and_without(model, lambda: generate(model.eval(), idx, 6, temperature=0)))
-
-
-def test_checkpointing_leaves_the_cache_alone():
-    """Even if gradients are on."""
-    model, idx = build(LLAMA), tokens(2, 7)
-
-    def by_steps():
-        cache = [KVCache(9) for _ in model.blocks]
-        logits = [model(part, cache=cache)[0] for part in (idx[:, :4], idx[:, 4:5], idx[:, 5:6])]
-        return torch.cat(logits, 1).detach()
-
-    ours, plain = with_and_without(model, by_steps)
-    assert error(plain, model(idx)[0][:, :6]) < 1e-11
-    assert error(ours, plain) < 1e-11

@@ -18,7 +18,7 @@ from nanodnt.run.compilation import compile_parts
 from nanodnt.run.parallel import block_matrices
 from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, PARTS, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
+from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, PARTS, S4, S5, SIZE, UNIFIED, batch, build, gradients
 from support.operators import (
     IGNORED,
     Watch,
@@ -59,23 +59,8 @@ def test_compiled_activations_are_the_same_functions(backend):
     for y, wanted, bound in zip(ours, exact, (4, 32, 3, 6), strict=True):
         assert y.isfinite().all()
         assert ((y - wanted).abs() / wanted.abs().clamp(min=1)).max() < roundings(bound), backend
-    y, _, z, _ = ours
-    for end, gelu_end, tanh_end in ((x >= 15, x.double(), 1.0), (x <= -15, torch.zeros(()), -1.0)):
-        assert (y == gelu_end)[end].all() and (z == tanh_end)[end].all()
-    small = (x.abs() < 0.1) & (x != 0)
-    assert ((y - exact[0]).abs() / exact[0].abs())[small].max() < roundings(3)
-    assert ((z - exact[2]).abs() * x.abs() / exact[2].abs())[small].max() < roundings(2)
     for y, wanted in zip(values(both, x), values(torchs, x), strict=True):
         assert torch.equal(y, wanted)  # not compiled: torch's own
-
-
-@fresh_compiler()
-def test_compiled_gelu_of_bf16_is_rounded_once():
-    x = torch.linspace(-8, 8, 4001).bfloat16()
-    y = torch.compile(gelu, backend="aot_eager", fullgraph=True)(x)
-    assert y.dtype == torch.bfloat16
-    last_digit = roundings(1 / 2, torch.bfloat16)  # of the largest, nearly 8
-    assert error(y, F.gelu(x.double(), approximate="tanh")) < last_digit / 2
 
 
 def assert_compiled_is_eager(model, backend, tolerance):

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from layers.attention import attend, document_blocks, visible_keys
 from model import GPTConfig
 from nanodnt.generate import KVCache
-from nanodnt.run import compilation, tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
-from nanodnt.run.environment import Env
 from support.depth import examples as count
 from support.depth import spread
 from support.examples import documents
@@ -83,28 +81,6 @@ def test_a_row_of_documents_is_each_alone(name):
         assert_apart(build(flags, depth_of(name), dtype), batch_of(ROWS))
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-def test_long_rows(dtype):
-    """Of 512 tokens and more: on a CPU attention computes these in the dtype of the products."""
-    model = build(dict(LLAMA, **S5, block_size=520), 1, dtype)
-    assert_apart(model, batch_of(((300, 220), (515, 5))))
-
-
-@pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
-def test_bf16_is_as_near_as_that_of_one_document(rows):
-    flags, batch = dict(LLAMA, **S5, block_size=520), batch_of(rows)
-    exact, model = build(flags, 1), build(flags, 1, torch.float32).set_runtime(compute_dtype=torch.bfloat16)
-    wanted, *_ = by_documents(exact, *batch)
-    alone, _, alone_gradients = by_documents(model, *batch)
-    usual = error(alone, wanted)
-    assert 1e-3 < usual < 0.05
-    assert error(model(batch[0], positions=batch[2])[0], wanted) < 2 * usual
-    expected = gradients(exact, *batch)[1]
-    for name, gradient in gradients(model, *batch)[1].items():
-        far, usual = ((grad - expected[name]).norm() for grad in (gradient, alone_gradients[name]))
-        assert far < 3 * usual, name
-
-
 # --------------------------------------------------------------------------------------- the ways to train
 
 
@@ -167,64 +143,7 @@ def test_no_document_reads_another(model, data, rows):
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-def test_dropout_leaks_nothing():
-    """With the same random numbers, in training mode."""
-    model, (idx, _, positions) = build(dict(LLAMA, block_size=T, dropout=0.4)).train(), batch_of(ROWS)
-    other, found = idx.clone(), []
-    other[:, 8:] = (other[:, 8:] + 1) % 50
-    for tried in (idx, other):
-        torch.manual_seed(0)
-        found.append(model(tried, positions=positions)[0])
-    assert torch.equal(found[0][0, :8], found[1][0, :8]) and torch.equal(found[0][2, :7], found[1][2, :7])
-    assert not torch.equal(found[0][1, 8:], found[1][1, 8:])
-
-
-@pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))
-def test_positions_of_one_document_are_none(flags):
-    model, (idx, targets, positions) = build(dict(flags, block_size=T), dtype=torch.float32), batch_of(((T,),) * 2)
-    assert_same_gradients(gradients(model, idx, targets, positions), gradients(model, idx, targets), 1e-5)
-    assert model.mask(torch.arange(T), None, None) is None  # which the fast causal kernels need
-
-
 # ------------------------------------------------------------------------------------------------- the mask itself
-
-
-def mask_plainly(positions):
-    """(B, T, T) bool, pair by pair."""
-    B, T = positions.shape
-    mask = torch.zeros(B, T, T, dtype=torch.bool)
-    for row, part in documents(positions):
-        for q in range(part.start, part.stop):
-            mask[row, q, part.start : q + 1] = True
-    return mask
-
-
-@given(ROWS_OF_DOCUMENTS)
-@settings(max_examples=count(30, 300), deadline=None)
-def test_what_a_query_sees(rows):
-    positions = positions_of(rows)
-    mask = mask_plainly(positions)
-    assert torch.equal(visible_keys(torch.arange(T), positions, T)[:, 0], mask)
-    for start, end, size in ((0, 7, 7), (7, 12, 12), (19, 20, 20), (7, 12, 30)):  # of a cache, or of its buffers
-        wide = F.pad(mask[:, start:end, :size], (0, max(0, size - T)))
-        assert torch.equal(visible_keys(torch.arange(start, end), positions[:, start:end], size)[:, 0], wide)
-    assert torch.equal(visible_keys(torch.arange(3, 6), None, 8)[0, 0], torch.ones(3, 8).tril(3).bool())
-
-
-def tiles(blocks, name):
-    """(B, tiles of queries, tiles of keys) bool: those that a BlockMask lists under `name`, kv or full_kv."""
-    numbers, indices = getattr(blocks, f"{name}_num_blocks")[:, 0], getattr(blocks, f"{name}_indices")[:, 0]
-    listed = torch.arange(indices.shape[-1]) < numbers[..., None]
-    return torch.zeros(indices.shape, dtype=torch.bool).scatter_(-1, indices.long(), listed)
-
-
-def as_mask(blocks, T):
-    """The mask (B, T, T) that the tiles of a BlockMask come to: full ones see all, of partial ones a rule decides."""
-    q, k = torch.arange(T)[:, None], torch.arange(T)
-    rule = torch.stack([blocks.mask_mod(b, 0, q, k) for b in range(blocks.shape[0])])
-    listed = (tiles(blocks, name) for name in ("full_kv", "kv"))
-    full, some = (its.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :T, :T] for its in listed)
-    return full | (some & rule)
 
 
 def random_positions(T, begins, seed=0):
@@ -247,11 +166,8 @@ def test_blocks_are_torchs(T):
 
     positions = positions_of(END_WITH_A_TILE) if T == 640 else random_positions(T, BEGINS, seed=T)
     begin, blocks = torch.arange(T) - positions, document_blocks(positions)
-    assert torch.equal(as_mask(blocks, T), mask_plainly(positions))
     torchs = create_block_mask(lambda b, h, q, k: (k <= q) & (k >= begin[b, q]), len(begin), None, T, T, device="cpu")
-    assert blocks.shape == torchs.shape == (len(begin), 1, T, T)
     assert torch.equal(blocks.to_dense(), torchs.to_dense())
-    assert not (tiles(blocks, "kv") & tiles(blocks, "full_kv")).any()
     if T % 128 == 0:
         assert [name for name in LISTS if not torch.equal(getattr(blocks, name), getattr(torchs, name))] == []
 
@@ -286,24 +202,6 @@ def test_a_network_with_flex_attention():
         assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
         assert error(model(idx, positions=positions)[0], expected) < 1e-12
         assert model.mask(torch.arange(130), None, None) is None
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("by_blocks", (False, True), ids=("whole", "blocks"))
-@fresh_compiler()
-def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
-    """For all documents, though each batch has a rule of its own; and blocks share a graph."""
-    model, plain = (build(dict(LLAMA, block_size=200)) for _ in "ab")
-    model.runtime.flex_attention = True
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-        call = compile_parts(model) if by_blocks else torch.compile(model, dynamic=False)
-    torch._dynamo.utils.counters.clear()
-    with torch.no_grad():
-        for seed in (1, 2, 3):
-            idx, positions = tokens(5, 200, seed=seed), random_positions(200, BEGINS, seed)
-            assert error(call(idx, positions=positions)[0], plain(idx, positions=positions)[0]) < 1e-12
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 + by_blocks
 
 
 @pytest.mark.gpu
@@ -361,18 +259,6 @@ def test_documents_in_a_cache(name, parts):
 
 
 @cached_layouts
-def test_without_positions_all_that_is_cached_is_one_document(name):
-    """As if the tokens' places had been given."""
-    idx, _, positions = batch_of(ROWS)
-    for parts in ((6, *[1] * 6), (6, 6), (6, 2, 1, 3)):
-        model, cache = cached(name)
-        start = in_parts(model, cache, idx[:, :8], positions[:, :8], (8,))
-        end = in_parts(model, cache, idx[:, 8:], None, parts)
-        whole = torch.cat((positions[:, :8], torch.arange(8, T).expand(3, -1)), 1)
-        assert error(torch.cat((start, end), 1), model(idx, positions=whole)[0]) < 1e-11
-
-
-@cached_layouts
 def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
     model, cache = cached(name, size=9)
     idx, _, positions = (t[:, :12] for t in batch_of(ROWS))
@@ -392,31 +278,6 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
 # -------------------------------------------------------------------------------------------------- what is tracked
 
 
-@pytest.mark.parametrize("piece", (tracking.PIECE, 150))
-def test_the_largest_logit_is_one_that_is_computed(piece, monkeypatch):
-    """Also where a pair that does not see each other would have a larger one, and in pieces of few queries."""
-    monkeypatch.setattr(tracking, "PIECE", piece)
-    positions = positions_of(ROWS)
-    q, k = torch.randn(3, 4, T, 8, dtype=torch.float64), torch.randn(3, 2, T, 8, dtype=torch.float64)
-    q[0, :, 7:9], k[0, :, :7] = 30, 30  # queries of the second and third document, keys of the first
-    q[1, :, 15], k[1, :, 4] = 20, 20  # of one document: the largest that is computed
-    products = q @ k.repeat_interleave(2, 1).mT / 8**0.5
-    expected = products.abs()[mask_plainly(positions)[:, None].expand(-1, 4, -1, -1)].max().item()
-    assert tracking.largest_logit(q, k, positions).item() == pytest.approx(expected, rel=1e-12)
-    assert tracking.largest_logit(q, k).item() > 2 * expected
-
-
-@pytest.mark.parametrize("flags", (dict(norm="layernorm"), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
-def test_a_probe_is_that_of_the_documents(flags):
-    model, (idx, _, positions) = build(dict(flags, block_size=T)), batch_of(ROWS)
-    alone = [tracking.probe(model, idx[row : row + 1, part])["logit_max"] for row, part in documents(positions)]
-    expected = torch.tensor(alone, dtype=torch.float64).amax(0)
-    found, unmasked = tracking.probe(model, idx, positions), tracking.probe(model, idx)
-    assert error(torch.stack(found["logit_max"]), expected) < 1e-12
-    assert error(torch.stack(unmasked["logit_max"]), expected) > 1e-3
-    assert found["stream_var"][1] != unmasked["stream_var"][1]
-
-
 def test_where_flex_attention_is_used():
     """For doc_mask on a GPU; not with dropout, which it has not, nor with heads of fewer than 16 channels."""
     gpu, cpu = (SimpleNamespace(device=torch.device(name)) for name in ("cuda", "cpu"))
@@ -427,17 +288,3 @@ def test_where_flex_attention_is_used():
     blocks = document_blocks(torch.arange(9)[None])
     with pytest.raises(ValueError, match="FlexAttention has no dropout"):
         attend(*torch.randn(3, 1, 4, 9, 16), blocks, dropout=0.1)
-
-
-def test_a_compilation_that_fails_and_the_tracker_do_without_flex_attention(monkeypatch):
-    """Eager, it would keep all attention weights."""
-    env, model = Env(0, 1, torch.device("cpu"), torch.float32, False), build(dict(block_size=T), dtype=torch.float32)
-    monkeypatch.setattr(compilation, "can_use_flex", lambda *args: True)
-    monkeypatch.setattr(torch, "compile", lambda *args, **how: 1 / 0)
-    config = SimpleNamespace(compile="auto", eval_only=False, doc_mask=True)
-    idx, _, positions = batch_of(ROWS)
-    assert compilation.compile_model(model, config, (idx, idx, positions), env) is model
-    assert not model.runtime.flex_attention
-    expected, model.runtime.flex_attention = tracking.probe(model, idx, positions), True
-    monkeypatch.setattr("model.document_blocks", lambda positions: 1 / 0)
-    assert str(tracking.probe(model, idx, positions)) == str(expected) and model.runtime.flex_attention

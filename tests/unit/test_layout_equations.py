@@ -10,7 +10,7 @@ import torch
 from support import models, reference, vision
 from support.depth import spread
 from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
-from support.moe import MIXTURES, backward, difference, minimised
+from support.moe import backward, difference, minimised
 from support.operators import assert_same_gradients
 from support.tolerances import as_near, flat, shaken
 from support.vision import POOLS, equation, pictures, scheme
@@ -144,14 +144,6 @@ def test_what_only_images_have_is_the_equation(name, pool):
     flags, net = OWN[name]
     net = replace(scheme("S1", pool)[1], blocks=2, norm_bias=net.get("kind") == "layer", linear_bias=True, **net)
     compare_images(dict(flags, pool=pool), net, pool, 2)
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_experts_of_images_are_the_equation(name):
-    """Each patch goes to experts of its own."""
-    (flags, parts), pool = MIXTURES[name], POOLS[len(name) % 2]
-    images_have = dict(vocab=7, theta=None, tied=False, causal=False)
-    compare_images(dict(flags, pool=pool), replace(NET, blocks=2, **parts | images_have), pool, 2)
 
 
 @pytest.mark.parametrize("name", spread(ALL, fast=("S5", "post + LN", "LNS")))

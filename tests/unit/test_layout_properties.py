@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from layers.linear import Linear
-from layers.roles import ROLES
 from model import GPT, GPTConfig, Residual
 from nanodnt.generate import KVCache
 from support.depth import spread
@@ -16,10 +15,8 @@ from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, de
 from support.moe import MIXTURES
 from support.operators import Watch
 from support.tolerances import as_near, flat, shaken
-from vision import ViT
 
 BLOCK = r"blocks\.\d+\."  # of a parameter name
-IMAGES = dict(n_head=4, n_embd=16, patch_size=2, image_size=4, channels=3, n_class=7, block_size=5)
 mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 
 
@@ -81,20 +78,6 @@ def test_roles_are_the_table(name):
         assert [role] == expected, key
         assert shapes[key] == (1,) or role != "scalar", key
         assert shapes[key] != (), key
-
-
-def test_a_vector_of_one_entry_is_a_vector():
-    one = dict(n_head=16, qk_norm=True, gain_out="scale", n_kv_head=1, gain_param="magdir")
-    roles = GPT(GPTConfig(**{**SIZE, **one}, n_layer=1)).roles()
-    for part in ("q_norm", "k_norm", "k.out", "v.out"):
-        assert roles[f"blocks.0.attn.f.{part}.direction"] == "gain_dir"
-        assert roles[f"blocks.0.attn.f.{part}.magnitude"] == "gain_out"
-
-
-def test_all_roles_exist():
-    flags = dict(tie_weights=False, bias=True, mid_norm="both", gain_param="magdir", norm="dyt")
-    networks = empty(flags, 1), empty(dict(n_expert=2, balance="bias"), 1), ViT.empty(GPTConfig(**IMAGES))
-    assert {role for network in networks for role in network.roles().values()} == set(ROLES)
 
 
 def test_a_parameter_without_a_role_raises():

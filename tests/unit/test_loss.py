@@ -8,18 +8,14 @@ from hypothesis import strategies as st
 
 from layers import loss as loss_module
 from layers.loss import linear_cross_entropy
-from model import GPTConfig
 from support.hypotheses import drawn
-from support.models import LLAMA, POST, S5, UNIFIED, batch, build, error, gradients, tokens
+from support.models import POST, batch, build, error, gradients, tokens
 from support.operators import (
     IGNORED,
     Watch,
     assert_same_gradients,
     batch_ignoring,
-    compiled_and_kept,
-    fresh_compiler,
     plain_loss,
-    saved_for_backward,
     with_plain_loss,
 )
 from support.tolerances import LOSS, roundings
@@ -27,11 +23,7 @@ from support.tolerances import LOSS, roundings
 NETS = {
     "tied": dict(),
     "untied, bias": dict(tie_weights=False, bias=True, norm="layernorm"),
-    "llama": LLAMA,
-    "DNT, LNS, OR": dict(S5, lns="norm", gain_param="magdir"),
-    "no final norm": dict(POST, bias=True, norm="layernorm"),
-    "unified": UNIFIED,
-    "no padding": dict(vocab_size=64),
+    "no final norm, no padding": dict(POST, vocab_size=64),
 }
 
 
@@ -54,18 +46,6 @@ def test_without_targets_that_count_loss_and_gradients_are_zero(chunks, dtype):
     loss, grads = gradients(model, idx, torch.full((2, 7), -1))
     assert loss == 0
     assert [name for name, grad in grads.items() if grad.count_nonzero()] == []
-
-
-def test_gradients_scale_and_add_up_as_others_do():
-    """Times a factor (accumulation, fp16's loss scale), in two backward passes, and through a function of the loss."""
-    model, (idx, targets) = build(dict()), batch()
-    loss, once = gradients(with_plain_loss(model), idx, targets)
-    for f, factor in ((lambda x: 0.25 * x, 0.25), (lambda x: x * 65536, 65536), (lambda x: x.square(), 2 * loss)):
-        model.zero_grad()
-        for n in (1, 2):
-            f(model(idx, targets)[1]).backward()
-            ours = {name: p.grad / (n * factor) for name, p in model.named_parameters()}
-            assert_same_gradients((loss, ours), (loss, once), 1e-11)
 
 
 def functional(x, weight, targets, dtype, vocab_size, chunks=0):
@@ -138,19 +118,6 @@ def test_fp16_gradients_of_many_equal_targets_are_finite():
     assert error(dw, exact) < roundings(2, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
-def test_large_logits_do_not_overflow(dtype):
-    x, weight, targets = some_logits(dtype)
-    x = (x * 3e3).to(dtype).float()
-    exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
-    assert (x.flatten(0, 1) @ weight.T).abs().max() > 1e4
-    loss, dx, dw = functional(x, weight, targets, dtype, 200, 2)
-    assert error(loss, exact[0]) < roundings(2 / 200**0.5, torch.bfloat16)  # a mean of 200
-    for a, b in ((dx, exact[1]), (dw, exact[2])):
-        assert a.isfinite().all()
-        assert (a - b).norm() < 0.1 * b.norm()  # a softmax of such logits is 0 or 1, and rounding decides near ties
-
-
 def test_a_second_derivative_raises():
     """A wrong one would go unnoticed. It raises for the loss alone, and for blocks before another loss."""
     model, (idx, targets) = build(dict(n_layer=1)), batch()
@@ -161,44 +128,7 @@ def test_a_second_derivative_raises():
             torch.autograd.grad(loss, list(inputs), create_graph=True)
 
 
-@pytest.mark.parametrize("tied", (True, False))
-def test_padding_has_no_influence(tied):
-    model, (idx, targets) = build(dict(tie_weights=tied)), batch()
-    table = model.wte.weight if tied else model.head.weight
-    assert table.shape == (64, 16)
-    logits, (loss, grads) = model(idx)[0], gradients(model, idx, targets)
-    with torch.no_grad():
-        model.wte.weight[50:] = table[50:] = 1e4
-    assert torch.equal(model(idx)[0], logits)
-    after, after_grads = gradients(model, idx, targets)
-    assert torch.equal(after, loss)
-    for name, grad in grads.items():
-        assert torch.equal(after_grads[name], grad), name
-    for name in ("wte.weight",) if tied else ("wte.weight", "head.weight"):
-        assert not grads[name][50:].any() and grads[name][:50].any()
-    padded = {vocab: GPTConfig(vocab_size=vocab).padded_vocab_size for vocab in (1, 64, 65, 50257)}
-    assert padded == {1: 64, 64: 64, 65: 128, 50257: 50304}
-
-
 # ------------------------------------------------------------------------------------------------------------- memory
-
-WIDE = dict(vocab_size=250, block_size=48)  # 2 × 48 tokens × 256 logits: larger than any other tensor of the model
-
-
-def test_no_logits_are_kept_for_the_backward_pass():
-    model, (idx, targets) = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2))
-    assert max(saved_for_backward(lambda: with_plain_loss(model)(idx, targets))) >= 2 * 48 * 250
-    for chunks in (1, 3):
-        model.runtime.loss_chunks = chunks
-        assert max(saved_for_backward(lambda: model(idx, targets))) < 2 * 48 * 250 / chunks
-
-
-@pytest.mark.deep
-@fresh_compiler()
-def test_no_logits_leave_the_compiled_forward():
-    model, kept = compiled_and_kept(build(WIDE))
-    model(tokens(2, 48), tokens(2, 48, seed=2))
-    assert 0 < max(t.numel() for t in kept) < 2 * 48 * 250
 
 
 def test_the_loss_needs_a_fraction_of_the_memory():
@@ -222,15 +152,10 @@ def test_chunks_bound_the_logits(monkeypatch):
     weight, fp32, bf16 = torch.randn(128, 1), torch.float32, torch.bfloat16
     for dtype, chunks, limit, n, expected in (
         (fp32, 0, 2**30, 32, 64),
-        (fp32, 0, 64 * 128 * 4, 32, 64),
         (fp32, 0, 64 * 128 * 4 - 1, 32, 32),
         (bf16, 0, 10 * 128 * 2, 32, 10),
-        (bf16, 0, 1, 32, 1),
         (fp32, 3, 1, 32, 22),
-        (fp32, 1000, 2**30, 32, 1),
-        (fp32, 1, 2**30, 250, 500),
         (fp32, 2, 2**30, 250, 256),
-        (fp32, 4, 2**30, 250, 125),
         (fp32, 0, 300 * 128 * 4, 140, 256),
     ):
         monkeypatch.setattr(loss_module, "LOGITS_BYTES", limit)
@@ -239,7 +164,7 @@ def test_chunks_bound_the_logits(monkeypatch):
         assert max(shape[0] for shape in watch.shapes if shape[1:] == (128,)) == expected, (dtype, chunks, limit, n)
 
 
-@pytest.mark.parametrize("vocab, sequences", ((50304, 32), (50304, 375), (151936, 69)))
+@pytest.mark.parametrize("vocab, sequences", ((50304, 32), (151936, 69)))
 def test_a_gpu_never_has_2_to_the_31_logits(vocab, sequences):
     """Tensors without storage are chunked as on a GPU. 32 × 1024 tokens with GPT-2's vocabulary are one chunk."""
     weight, x = torch.empty(vocab, 2, device="meta"), torch.empty(sequences, 1024, 2, device="meta")

@@ -9,10 +9,11 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, GPTConfig
-from nanodnt.optim import kernels, make_optimizer
+from nanodnt.optim import make_optimizer
 from support.optimizers import (
     ALL,
     DNT,
@@ -24,16 +25,15 @@ from support.optimizers import (
     assert_parameters,
     assert_steps,
     blocks_of,
-    break_kernels,
     compile_updates,
     drive,
     driven,
     everything,
     gradients,
-    ignore,
     settings,
     spoil,
     tiny,
+    use_plain_operators,
     values,
     with_torch,
 )
@@ -44,14 +44,11 @@ both_kernels = pytest.mark.usefixtures("kernel")
 
 @pytest.fixture(params=["torch's", "plain", pytest.param("compiled", marks=pytest.mark.deep)])
 def kernel(request, monkeypatch):
-    """torch's kernels; the same that ignore grad_scale and found_inf, so that plain operators are used; these compiled,
-    as on a GPU."""
+    """torch's kernels; plain operators, as on other devices; these compiled, as on a GPU."""
     if request.param == "plain":
-        break_kernels(monkeypatch, ignore, "grad_scale", "found_inf")
+        use_plain_operators(monkeypatch)
     if request.param == "compiled":
         compile_updates(monkeypatch)
-    yield
-    kernels.follows.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------------ update rules
@@ -192,15 +189,6 @@ def test_a_step_goes_down_and_decay_shrinks_the_weights(variant):
         torch.testing.assert_close(lost, share, rtol=0.0, atol=roundings(20), msg=name)  # of weights up to 5
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_found_inf_of_zero_is_the_same_as_none(variant):
-    """Bitwise for AdamW and SGD. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
-    without, zero = (driven(VARIANTS[variant], gradients(tiny(), STEPS), found_inf) for found_inf in (None, 0.0))
-    if VARIANTS[variant]["optimizer"] in ("adamw", "msgdw"):
-        assert everything(*without) == everything(*zero)
-    assert_parameters(without[0], values(zero[0]), roundings(2 * STEPS))
-
-
 @both_kernels
 @pytest.mark.parametrize("found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -265,3 +253,18 @@ def test_deeper_models_take_no_more_kernels(variant):
     matrices, parameters = (b - a for a, b in zip(small, large, strict=True))
     assert (matrices, parameters) == (3 * 6, 3 * 17)
     assert many - few == dict(adam_mini=2 * matrices, msgdw_dampening=parameters).get(variant, 0)
+
+
+@pytest.mark.parametrize("variant", [name for name in ("muon", "adam_mini") if name in VARIANTS])
+def test_updates_are_compiled_once(variant, monkeypatch):
+    """LRs change in every step, and nothing is compiled after the first; with compile=False nothing at all."""
+    (first, *steps), found = gradients(tiny(**MIXED), STEPS), []
+    for changes in (dict(compile=False), dict()):
+        counters.clear()
+        compile_updates(monkeypatch, "aot_eager")
+        model, optimizer = driven(VARIANTS[variant] | changes, [first], 0.0, 1.7, **MIXED)
+        compiled = counters["stats"]["unique_graphs"]
+        drive(model, optimizer, steps, torch.tensor(0.0), torch.tensor(1.7))
+        assert counters["stats"]["unique_graphs"] == compiled and (compiled > 0) == (not changes)
+        found.append(model)
+    assert_parameters(found[1], values(found[0]), 16 * STEPS * torch.finfo(torch.float32).eps)

@@ -7,16 +7,13 @@ tests/distributed/test_optimizer_steps.py trains it on shards.
 
 import io
 import re
-from collections import Counter
 from functools import cache
-from pkgutil import iter_modules
 
 import pytest
 import torch
 
 from model import GPT
-from nanodnt import optim
-from nanodnt.optim import OPTIMIZERS, RULES, describe_groups, load_optimizer, make_optimizer, notes, state_bytes
+from nanodnt.optim import RULES, describe_groups, load_optimizer, make_optimizer, notes, state_bytes
 from nanodnt.optim.groups import make_groups
 from nanodnt.optim.registry import register
 from support.optimizers import (
@@ -86,16 +83,6 @@ def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, bl
         assert rows["pos"][:2] == (1, 128) and ("head" in rows) == (layout == "dnt")
 
 
-def test_the_table_names_rule_peak_and_decay():
-    changes = dict(optimizer="muon", learning_rate=0.02, weight_decay=0.2, adamw_learning_rate=0.003)
-    model, changes = tiny(), changes | dict(adamw_weight_decay=0.4, blockwise_lr=True)
-    rows = table(describe_groups(make_optimizer(model, settings(**changes)), model))
-    assert rows["qk"] == (2, 512, "muon", 0.16, 0.2)
-    assert rows["emb"] == (1, 64 * 16, "adamw", 0.03, 0.4)
-    assert rows["bias_ffn"] == (2, 64 + 16, "adamw", 0.018, 0.0)
-    assert rows["gain_in"] == (2, 32, "adamw", 0.003, 0.0)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     """Parameters that are frozen before the optimizer is made are in no group. Those that are frozen later, or not used
@@ -109,7 +96,6 @@ def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     grads = gradients(model, 2)
     unused = ["wpe.weight", "blocks.0.attn.f.v.weight", "head.weight", "blocks.0.attn.f.q.bias", "final_norm.gain"]
     drive(model, optimizer, grads[:1])
-
     before = {n: bits([p, optimizer.state.get(p, {})]) for n, p in model.named_parameters()}
     drive(model, optimizer, [grads[1] | dict.fromkeys(unused)])
     unchanged = [n for n, p in model.named_parameters() if before[n] == bits([p, optimizer.state.get(p, {})])]
@@ -191,11 +177,6 @@ def test_input_gains_move_the_named_gains_alone(flags, choice):
     assert decays(flags, decay_gains="output", input_gains=choice) == wanted
 
 
-def test_a_gain_before_an_activation_is_open_to_no_choice():
-    flags = dict(SWIGLU, mlp="gelu")
-    assert decays(flags, decay_gains="input", input_gains="up,final") == decays(flags, decay_gains="input")
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OURS)
 def test_state_bytes_by_hand_and_without_storage(name, layout):
@@ -257,18 +238,6 @@ def test_state_is_loaded_by_name_into_other_groups(name):
     assert different(back.state_dict()["state"], first.state_dict()["state"]) == []
 
 
-def test_state_that_is_no_tensor():
-    """The optimizer of a fork may have such state: it is saved and loaded too."""
-    first, second = (make_optimizer(tiny(), settings(optimizer="msgdw")) for _ in range(2))
-    state = first.state_dict()
-    for i, s in state["state"].items():
-        s["momentum_buffer"] += i
-        s["count"] = 7
-    load_optimizer(second, state, step=3)
-    loaded = second.state_dict()["state"]
-    assert loaded[2]["count"] == 7 and (loaded[2]["momentum_buffer"] == 2).all()
-
-
 def last(saved):
     """The state of the last parameter. All others stay intact."""
     return saved["state"][max(saved["state"])]
@@ -284,19 +253,10 @@ DAMAGE = [
     lambda saved: last(saved).update({moment(saved): torch.zeros(3, 5)}),
     lambda saved: last(saved).update({moment(saved): last(saved)[moment(saved)].double()}),
     lambda saved: saved["state"].popitem(),
-    lambda saved: saved["state"].update({max(saved["state"]): None}),
-    lambda saved: saved["param_groups"][-1]["param_names"].append("something.else"),
     lambda saved: saved["param_groups"][-1].pop("param_names"),
     lambda saved: saved["param_groups"].pop(),
-    lambda saved: saved.pop("param_groups"),
-    lambda saved: saved.pop("state"),
     dict.clear,
 ]
-
-
-def kinds(saved):
-    """Names, shapes and types of the tensors in it."""
-    return {name: kind[:2] for name, kind in bits(saved["state"]).items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -307,13 +267,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     saved = [through_a_file(source.state_dict()) for _ in DAMAGE]
     for damage, state in zip(DAMAGE, saved, strict=True):
         damage(state)
-    saved += [None, [], {"state": [], "param_groups": []}]
-    saved += [make_optimizer(tiny(**ALL), config).state_dict()]
-    saved += [make_optimizer(tiny(**dict(DNT, qk_norm=False)), config).state_dict()]
-    others = [make_optimizer(tiny(), settings(optimizer=n)).state_dict() for n in OURS if n != name]
-    others = [state for state in others if kinds(state) != kinds(source.state_dict())]  # a fork's may be like ours
-    assert name not in OURS or len(others) == len(OURS) - 1
-    saved += others
+    saved += [None, make_optimizer(tiny(**ALL), config).state_dict()]
     before = everything(other, target)
     for i, state in enumerate(saved):
         with pytest.raises(ValueError, match="does not fit this optimizer on this model.*--init_from"):
@@ -321,13 +275,6 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
             pytest.fail(f"number {i} was loaded")
     assert everything(other, target) == before
     load_optimizer(target, through_a_file(source.state_dict()), step=2)
-
-
-def test_a_state_from_before_the_first_step_may_be_empty():
-    model, optimizer = driven({}, [])
-    before = everything(model, optimizer)
-    load_optimizer(optimizer, optimizer.state_dict() | dict(state={}), step=0)
-    assert everything(model, optimizer) == before
 
 
 # --------------------------------------------------------------------------------------------------- a new optimizer
@@ -371,50 +318,15 @@ def test_lions_settings(lion):
     assert (config.learning_rate, config.weight_decay, config.min_lr) == (1e-4, 1.0, 1e-5)
     with pytest.raises(ValueError, match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon"):
         filled(optimizer="lion", momentum=0.9)
-    with pytest.raises(ValueError, match=r"shrink every matrix by 50% a step: .* \(the default is 1\)"):
-        filled(optimizer="lion", learning_rate=0.5)
     model, config = tiny(), settings(optimizer="lion", blockwise_lr=True, weight_decay=0.1)
     optimizer = make_optimizer(model, config)
     assert {group["rule"] for group in optimizer.param_groups} == {"lion"}
     ratios = {g["label"]: g["lr_ratio"] for g in optimizer.param_groups if g["role"] in DECAYED}
     assert ratios == dict(emb=10, pos=1, head=1, qk=8, vo=4, ffn=6)
-    assert describe_groups(optimizer, model).count(" lion ") == len(optimizer.param_groups)
     (note,) = notes(config, model)
-    assert note.startswith("blockwise_lr: the paper has ratios for adamw and adam_mini; these for lion are our")
+    assert note.startswith("blockwise_lr: the paper has ratios for adamw and adam_mini; those for lion are our")
 
 
-def test_a_rest_of_its_own(lion):
-    """Lion on the matrices of the blocks alone. The rest has adamw's rule, and LR and decay of the matrices unless it
-    is given its own."""
-    defaults = dict(learning_rate=1e-4, weight_decay=1.0, adamw_learning_rate=None, adamw_weight_decay=0.2)
-    source = "from nanodnt.optim.registry import register, RULES\nregister('both', *RULES['lion'][:3], "
-    with registered(f"{source}defaults={defaults}, rest='adamw', uses_betas=False)"):
-        config = filled(optimizer="both", beta1=0.5)
-        assert (config.adamw_learning_rate, config.adamw_weight_decay) == (1e-4, 0.2)
-        model = tiny()
-        rules = {g["role"]: g["rule"] for g in make_optimizer(model, config).param_groups}
-        assert {role for role, rule in rules.items() if rule == "both"} == {"qk", "vo", "ffn"}
-        assert set(rules.values()) == {"both", "adamw"}
-        assert notes(config, model) == ["beta1 and beta2 have no effect on both"]
-    assert "both" not in OPTIMIZERS and "both" not in RULES
-
-
-def test_what_register_refuses(lion):
-    functions, defaults = RULES["lion"][:3], dict(learning_rate=1.0, weight_decay=0.0)
+def test_a_name_registers_once(lion):
     with pytest.raises(ValueError, match="two optimizers register as 'lion'"):
-        register("lion", *functions, defaults=defaults)
-    for flag in defaults:
-        with pytest.raises(ValueError, match=f"optimizer 'tiger' needs a default for {flag}"):
-            register("tiger", *functions, defaults={k: v for k, v in defaults.items() if k != flag})
-    assert "tiger" not in OPTIMIZERS and "tiger" not in RULES
-
-
-def test_order_and_names(lion):
-    """adamw first, ours by name, what was registered last at the end; and each of ours in a file of its name."""
-    ours = [name for name in OPTIMIZERS if name in OURS]
-    assert ours == ["adamw", *sorted(set(OURS) - {"adamw"})]
-    assert (list(OPTIMIZERS)[0], list(OPTIMIZERS)[-1]) == ("adamw", "lion")
-    assert "balance" in RULES.keys() - OPTIMIZERS.keys()  # of the routers' biases, beside every optimizer
-    assert OPTIMIZERS.keys() <= RULES.keys()
-    files = Counter(module.name for module in iter_modules(optim.__path__))
-    assert all(files[name] == 1 for name in ("balance", *OURS))
+        register("lion", *RULES["lion"][:3], defaults=dict(learning_rate=1.0, weight_decay=0.0))

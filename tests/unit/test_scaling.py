@@ -5,12 +5,10 @@ import math
 from itertools import product
 
 import pytest
-import torch
 
-from layers.scaling import base_layer, multiplier
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
-from support.models import ALL, COMPLETEP, SIZE, batch, build, error
+from support.models import ALL, SIZE, batch, error
 from support.optimizers import filled
 from support.runs import bits
 from support.tolerances import roundings
@@ -40,17 +38,6 @@ def test_at_the_base_size_all_are_standard(name):
         start, optimizer = bits(model.state_dict()), make_optimizer(model, filled(learning_rate=0.01, optimizer=name))
         found.add(str((start, bits(after_steps(model, optimizer)), bits(model.state_dict()))))
     assert len(found) == 1
-
-
-def test_the_last_block_is_like_the_last_of_the_base():
-    """15 / (15 / 13) is more than 13 in floating point."""
-    c = GPTConfig(n_layer=15, base_n_layer=13, parametrization="completep")
-    assert [base_layer(c, layer) for layer in (1, 2, 14, 15)] == [1, 2, 13, 13]
-
-
-def test_a_constant_multiplies_the_one_that_is_there():
-    c = GPTConfig(n_layer=4, base_n_layer=2, parametrization="completep")
-    assert (multiplier(c, "branch"), multiplier(c, "branch", 0.5), multiplier(c, "logits", 0.5)) == (0.5, 0.25, 0.5)
 
 
 # m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V (arXiv 2203.03466),
@@ -100,12 +87,6 @@ def test_learning_rates(kind, gain_param):
             assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), name
 
 
-def test_gains_of_the_stream_grow_beside_a_single_head():
-    model = GPT.empty(GPTConfig(**LARGE | dict(n_head=1, parametrization="mup")))
-    rates = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
-    assert {rates[name]["base_lr"] for name in ("final_norm.gain", "blocks.0.attn.pre.gain")} == {4}
-
-
 def test_the_bias_of_classes_does_not_grow():
     model = ViT.empty(config_of(LARGE | dict(bias=True, parametrization="mup")))
     found = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
@@ -133,24 +114,3 @@ def test_initial_weights(is_text, init):
 # A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD): so the
 # head of Table 8 is Table 3's. For m = 4, l = 2, heads × 4: {part of the name: (c, Adam's LR, ε, SGD's LR)}
 END, ANY, GAIN = (1 / 2, 1 / 8, 1 / 4, 1 / 2), (1, 1 / 4, 1 / 8, 2), (1, 1, 1 / 8, 8)
-BY_HAND = {"head": (1 / 4, 1 / 4, 1, 1 / 4), "f.q": END, "f.o": END, "down": END, "f.k": ANY, "f.v": ANY, "up": ANY}
-BY_HAND |= {"pre.gain": GAIN, "final_norm": (1, 1, 1 / 4, 4), "w": (1, 1, 1 / 4, 4)}
-
-
-@pytest.mark.parametrize("name", ("adamw", "msgdw"))
-def test_a_constant_is_a_smaller_weight_with_its_own_rate(name):
-    sizes, is_adam, rate, eps, groups = dict(n_embd=64, tie_weights=False), name == "adamw", 0.03, 1e-2, []
-    ours, plain = build(COMPLETEP | sizes | dict(base_n_embd=16, base_head_size=4)), build(sizes)
-    hand = {key: next(BY_HAND[part] for part in BY_HAND if part in key) for key in ours.state_dict()}
-    plain.load_state_dict({key: w * hand[key][0] for key, w in ours.state_dict().items()})
-    for key, p in plain.named_parameters():
-        _, adam, its_eps, sgd = hand[key]
-        more = dict(eps=its_eps * eps, weight_decay=0.1 / adam * (p.ndim > 1)) if is_adam else {}
-        groups.append(dict(params=[p], lr=rate * (adam if is_adam else sgd)) | more)
-    theirs = torch.optim.AdamW(groups, betas=(0.9, 0.95)) if is_adam else torch.optim.SGD(groups, momentum=0.9)
-    optimizer = make_optimizer(ours, filled(optimizer=name, learning_rate=rate, weight_decay=0.1 * is_adam))
-    for group in optimizer.param_groups if is_adam else ():
-        group["eps"] *= eps / 1e-8  # so that it matters
-    start, logits = ours(batch()[0])[0], after_steps(ours, optimizer)
-    assert error(logits, after_steps(plain, theirs)) < 1e-12 and error(logits, start) > 1e-2
-    assert all(error(ours.get_parameter(key) * hand[key][0], p) < 1e-12 for key, p in plain.named_parameters())

@@ -26,12 +26,9 @@ DEFAULTS = [
     # updates as large as AdamW's, so AdamW's settings; the rest has the same
     (dict(optimizer="muon"), MUON),
     (dict(optimizer="muon", learning_rate=1e-3), MUON | dict(learning_rate=1e-3, adamw_learning_rate=1e-3)),
-    (dict(optimizer="muon", weight_decay=0.2), MUON | dict(weight_decay=0.2, adamw_weight_decay=0.2)),
-    (dict(optimizer="muon", adamw_learning_rate=1e-3), MUON | dict(adamw_learning_rate=1e-3)),
     (dict(optimizer="muon", adamw_weight_decay=0.0), MUON | dict(adamw_weight_decay=0.0)),
     # Keller Jordan's LR, for another scale of updates, so the rest has AdamW's
     (dict(optimizer="muon", **ORIGINAL), MUON | ORIGINAL | dict(learning_rate=0.02, weight_decay=0.01)),
-    (dict(ORIGINAL, optimizer="muon", learning_rate=0.1), MUON | ORIGINAL | dict(learning_rate=0.1, weight_decay=0.01)),
 ]
 
 
@@ -58,9 +55,6 @@ def test_defaults_of_wsd():
     assert settings(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=0).wsd_decay_iters == 0
 
 
-BLOCKS = ("emb", "qk", "ffn", "vo", "norm", "head", "pos")
-
-
 def test_defaults_of_blockwise_lr():
     """The paper has ratios for AdamW and Adam-mini. The others get AdamW's, and a note says that this is ours. (Which
     they are: test_ratios_by_label.)"""
@@ -68,7 +62,7 @@ def test_defaults_of_blockwise_lr():
         said = notes(settings(optimizer=name, blockwise_lr=True, **ORIGINAL if name == "muon" else {}), model())
         assert len(said) == (name in ("msgdw", "muon"))
         if said:
-            assert f"these for {name} are our choice: emb 10, qk 8, ffn 6, vo 4, norm 1, head 1, pos 1" in said[0]
+            assert f"those for {name} are our choice" in said[0]
         assert notes(settings(optimizer=name), model()) == []
     assert settings(blockwise_lr=True, lr_ratio_emb=6.0).lr_ratio_emb == 6.0
     assert settings().lr_ratio_emb is None
@@ -79,22 +73,14 @@ BARE = dict(gain="none", gain_out="none", gain_param="direct", branch_scale="non
 
 NOTED = [  # settings, the network, how the only note begins; None: there is none
     (dict(blockwise_lr=True, lr_ratio_head=2.0), dict(tie_weights=True), "lr_ratio_head has no effect"),
-    (dict(blockwise_lr=True, lr_ratio_pos=2.0), dict(pos="rope"), "lr_ratio_pos has no effect"),
-    (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}, None),
     (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope"), None),
     (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
-    (dict(decay_gains="input", input_gains="v,final"), dict(gain_out="none"), "input_gains=v,final has no effect"),
-    (dict(decay_gains="input", input_gains="v"), dict(gain_out="scale"), None),
     (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
     (dict(decay_gains="all", decay_scalars=True), {}, None),
-    (dict(decay_gains="all"), dict(BARE, gain="shared"), None),
-    (dict(decay_scalars=True), dict(BARE, bias=True), None),
     (dict(optimizer="msgdw", beta2=0.99), {}, "beta1 and beta2 have no effect on msgdw"),
     (dict(optimizer="muon", beta2=0.99), {}, None),
     (dict(schedule="constant", min_lr=0.0), {}, "min_lr and lr_decay_iters have no effect"),
-    (dict(schedule="constant", lr_decay_iters=9), {}, "min_lr and lr_decay_iters have no effect"),
     (dict(schedule="constant"), {}, None),
-    (dict(schedule="constant", warmup_iters=10, lr_decay_iters=20, max_iters=20), {}, None),
     (dict(lr_decay_iters=9, warmup_iters=10), {}, "warm-up (10 steps) outlasts lr_decay_iters=9"),
     (dict(lr_decay_iters=10, warmup_iters=10), {}, None),
 ]
@@ -109,9 +95,7 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 # flags that only some optimizers have: a value, and those that have it
-FLAGS = dict(momentum=(0.9, "msgdw or muon"), nesterov=(False, "msgdw or muon"), dampening=(0.0, "msgdw"))
-FLAGS |= dict(muon_adjust_lr=("original", "muon"), muon_steps=(5, "muon"))
-FLAGS |= dict(adamw_learning_rate=(1e-3, "muon"), adamw_weight_decay=(0.1, "muon"))
+FLAGS = dict(nesterov=(False, "msgdw or muon"), dampening=(0.0, "msgdw"), adamw_learning_rate=(1e-3, "muon"))
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -127,47 +111,31 @@ def test_a_flag_without_effect_is_refused(flag):
 SGD, MU, WSD, BLOCKWISE = dict(optimizer="msgdw"), dict(optimizer="muon"), dict(schedule="wsd"), dict(blockwise_lr=True)
 REFUSED = [
     (dict(learning_rate=-1.0), "learning_rate=-1.0 must not be negative"),
-    (dict(weight_decay=-1.0), "weight_decay=-1.0 must not be negative"),
-    (dict(min_lr=-1e-5), "min_lr=-1e-05 must not be negative"),
-    (dict(MU, adamw_learning_rate=-1.0), "adamw_learning_rate=-1.0 must not be negative"),
     (dict(MU, adamw_weight_decay=-1.0), "adamw_weight_decay=-1.0 must not be negative"),
     (dict(grad_clip=-1.0), "grad_clip=-1.0 must not be negative"),
-    (dict(warmup_iters=-1), "warmup_iters=-1 must not be negative"),
-    (dict(lr_decay_iters=-1), "lr_decay_iters=-1 must not be negative"),
     (dict(BLOCKWISE, lr_ratio_vo=-4.0), "lr_ratio_vo=-4.0 must not be negative"),
-    (dict(beta1=1.0), "beta1=1.0 must be at least 0 and below 1"),
     (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
     (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
-    (dict(SGD, dampening=1.0), "dampening=1.0 must be at least 0 and below 1"),
     (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
-    (dict(MU, muon_steps=21), "muon_steps=21 must be between 1 and 20"),
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
-    (dict(SGD, dampening=0.1, momentum=0.0), "dampening=0.1 has no effect without momentum"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
     # under Muon AdamW updates gains and scalars
-    (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
     (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
     (dict(input_gains="v"), "input_gains=v needs decay_gains=input or output, not none"),
     (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
     # schedules
     (dict(wsd_decay="sqrt"), "wsd_decay needs schedule=wsd, but schedule=cosine: leave it out"),
-    (dict(schedule="linear", wsd_decay_iters=0), "wsd_decay_iters needs schedule=wsd, but schedule=linear"),
     (dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=91), "between 0 and the 90 steps after warm-up (lr_dec"),
     (dict(WSD, wsd_decay_iters=-1), "wsd_decay_iters=-1 must lie between 0 and the 198000 steps after warm-up"),
-    (dict(WSD, max_iters=10, warmup_iters=20, wsd_decay_iters=1), "must lie between 0 and the 0 steps after warm-up"),
     # blockwise
-    *[({f"lr_ratio_{b}": 2.0}, f"lr_ratio_{b}: needs blockwise_lr=True") for b in BLOCKS],
-    (dict(blockwise_min_lr="proportional"), "blockwise_min_lr: needs blockwise_lr=True"),
     (dict(blockwise_decay="unscaled", lr_ratio_pos=1.0), "lr_ratio_pos, blockwise_decay: needs blockwise_lr=True"),
     (dict(BLOCKWISE, lr_ratio_norm=0.05, min_lr=1e-4), "lr_ratio_norm=0.05 puts the peak below min_lr=0.0001, which"),
     # decay in one step
-    (dict(learning_rate=1.0, weight_decay=0.1), "learning_rate·weight_decay = 0.1 would shrink every matrix by 10% a"),
-    (dict(MU, **ORIGINAL, weight_decay=6.0), "by 12% a step: lower weight_decay (the default is 0.01)"),
-    (dict(MU, **ORIGINAL, adamw_learning_rate=2.0), "adamw_learning_rate·adamw_weight_decay = 0.2 would shrink every"),
-    (dict(MU, **ORIGINAL, adamw_learning_rate=2.0), "lower adamw_weight_decay (the default is 0.1)"),
-    (dict(BLOCKWISE, learning_rate=0.1, min_lr=0.0), "learning_rate·weight_decay·ratio = 0.1 would shrink every"),
-    (dict(BLOCKWISE, learning_rate=1.0, blockwise_decay="unscaled"), "learning_rate·weight_decay = 0.1 would shrink"),
+    (dict(learning_rate=1.0, weight_decay=0.1), "ratio) = 0.1 would shrink every matrix by 10% a step"),
+    (dict(MU, **ORIGINAL, adamw_learning_rate=2.0), "20% a step: lower adamw_weight_decay"),
+    (dict(BLOCKWISE, learning_rate=0.1, min_lr=0.0), "0.1 would shrink every"),
+    (dict(BLOCKWISE, learning_rate=1.0, blockwise_decay="unscaled"), "0.1 would shrink"),
 ]
 
 
@@ -176,26 +144,6 @@ def test_impossible_settings_are_refused(changes, words):
     with pytest.raises(ValueError) as error:
         settings(**changes)
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_values_at_the_limits_are_allowed():
-    for changes in (
-        dict(beta1=0.0, beta2=0.0, min_lr=6e-4, warmup_iters=0, lr_decay_iters=0, grad_clip=0.0),
-        dict(MU, muon_steps=1, nesterov=False, momentum=0.0),
-        dict(MU, muon_steps=20),
-        dict(SGD, dampening=0.99, momentum=0.1),
-        dict(SGD, dampening=0.0, momentum=0.0),
-        dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=90),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, blockwise_min_lr="proportional"),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, min_lr=2e-5),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, schedule="constant"),  # never falls to min_lr
-        dict(BLOCKWISE, lr_ratio_norm=0.0, min_lr=0.0),
-        dict(BLOCKWISE, learning_rate=0.099),
-        dict(BLOCKWISE, learning_rate=0.9, blockwise_decay="unscaled"),
-        dict(learning_rate=0.0, decay_gains="all"),
-        dict(MU, weight_decay=0.0, adamw_weight_decay=0.1, decay_gains="input", decay_scalars=True),
-    ):
-        settings(**changes)
 
 
 # --------------------------------------------------------------------------------------------------------- schedules
@@ -255,32 +203,11 @@ def test_ratios_by_label(name):
     by_name = {n: label for label, g in found.items() for n in g["param_names"]}
     assert by_name["blocks.0.attn.f.k.bias"] == "bias_qk" and by_name["blocks.0.attn.f.o.bias"] == "bias_vo"
     assert by_name["blocks.0.mlp.f.up.sigma"] == "scalar_ffn" and by_name["blocks.0.mlp.mid.gain"] == "scalar"
-    assert by_name["head.weight"] == "head" and by_name["wte.weight"] == "emb" and by_name["wpe.weight"] == "pos"
     tied, _ = groups(model(tie_weights=True), optimizer=name)
     assert "head" not in tied and tied["emb"]["lr_ratio"] == ratios["emb"]
-    assert tied["emb"]["param_names"] == ["wte.weight"]
-    norms, _ = groups(model(norm="layernorm", sigma_reparam=False, branch_scale="none"), optimizer=name)
-    assert norms["bias"]["lr_ratio"] == 1 and "final_norm.bias" in norms["bias"]["param_names"]
-    dyt, _ = groups(model(norm="dyt", input_norm=True, embed_scale=True), optimizer=name)
-    names = dyt["scalar"]["param_names"]
-    assert {"final_norm.alpha", "embed_scale.gain"} < set(names) and dyt["scalar"]["lr_ratio"] == 1
     plain, _ = groups(optimizer=name, blockwise_lr=False)
     assert {g["lr_ratio"] for g in plain.values()} == {1.0}
     assert plain.keys() == {label.split("_")[0] if label.startswith(("bias", "sca")) else label for label in ratios}
-
-
-def test_ratios_that_are_given():
-    changes = dict(lr_ratio_emb=2.0, lr_ratio_qk=3.0, lr_ratio_ffn=4.0, lr_ratio_vo=5.0, lr_ratio_norm=1.5)
-    found, _ = groups(**changes, lr_ratio_head=7.0, lr_ratio_pos=0.5)
-    want = dict(emb=2, qk=3, bias_qk=3, ffn=4, scalar_ffn=4, vo=5, gain_in=1.5, scalar=1.5, head=7, pos=0.5)
-    assert {label: found[label]["lr_ratio"] for label in want} == want
-    mixed = model(sigma_reparam=False, n_expert=3, n_expert_shared=1, gain="branch", balance="bias")
-    for given, want in (({}, dict(router=1, ffn=6, bias_ffn=6)), (changes | dict(lr_ratio_router=3.0), dict(router=3))):
-        found, _ = groups(mixed, **given)
-        assert {label: found[label]["lr_ratio"] for label in want} == want and found["balance"]["lr_ratio"] == 1
-    of_experts = [(n.split("."), t) for n, t in mixed.block_types().items() if ".mlp.f." in n]
-    found = {(parts[4], t) for parts, t in of_experts if parts[-1] in ("weight", "bias")}
-    assert found == {("router", "router"), ("experts", "ffn"), ("shared", "ffn")}
 
 
 # The part of the way from peak to minimum that is left at updates W + 1 = 11, 60, 109, T = 110 and later.
@@ -346,8 +273,3 @@ def test_decay_of_a_step_grows_with_the_ratio_or_not(name, decay):
         want = product * (ratios[label] if decay == "scaled" else 1)
         assert lr_at(9, config, found[label]) * found[label]["weight_decay"] == pytest.approx(want, rel=1e-12), label
     assert all(g["weight_decay"] == 0 for label, g in found.items() if label.startswith(("gain", "bias", "scalar")))
-
-
-def test_a_ratio_of_zero_keeps_a_block_as_it_is():
-    found, config = groups(lr_ratio_emb=0.0, min_lr=0.0, blockwise_decay="unscaled")
-    assert {lr_at(t, config, found["emb"]) for t in (0, 9, 10, 59, 500)} == {0.0}

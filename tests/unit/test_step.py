@@ -1,47 +1,15 @@
 """One training step: it waits for no device and reports its phases in order. Arrays on a device, and attention."""
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from model import GPT, GPTConfig
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import make_optimizer
-from nanodnt.run.environment import Env
-from nanodnt.run.hardware import attention_backend
 from support.models import LLAMA, S5, SIZE, error, gradients, tokens
-from support.operators import NoWaiting, Watch, with_plain_loss
-from support.optimizers import OURS, filled
+from support.operators import NoWaiting, with_plain_loss
+from support.optimizers import filled
 from support.tolerances import LOSS, roundings
-
-CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
-
-
-def test_arrays_arrive_as_they_are_in_one_layout():
-    array = np.arange(24).reshape(4, 6)
-    for a in (array, array[:, 1:4], array[::2], array.T):
-        (there,) = CPU.put(*CPU.pin(a))
-        assert there.is_contiguous() and there.dtype == torch.int64 and np.array_equal(there.numpy(), a)
-
-
-@pytest.mark.parametrize("flags", (dict(), dict(n_kv_head=2), dict(block_size=512)), ids=str)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_the_attention_that_is_named_is_the_one_that_runs(flags, dtype):
-    config = GPTConfig(**SIZE | dict(n_layer=1) | flags)
-    backend, named = attention_backend(config, Env(0, 1, torch.device("cpu"), dtype, False)).split(", ")
-    model, seen = GPT(config).set_runtime(compute_dtype=dtype), []
-    attention = F.scaled_dot_product_attention
-
-    def note(q, k, v, **kwargs):
-        seen.append(str(q.dtype).removeprefix("torch."))
-        return attention(q, k, v, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch, Watch() as watch:
-        patch.setattr(F, "scaled_dot_product_attention", note)
-        model(tokens(2, config.block_size), tokens(2, config.block_size))
-    assert seen == [named]
-    assert [backend] == ["flash" if watch.calls["_scaled_dot_product_flash_attention_for_cpu"] else "math"]
 
 
 def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer:
@@ -73,19 +41,6 @@ def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
     assert [name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])] == []
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
         loss.item()
-
-
-@pytest.mark.parametrize("optimizer", OURS)
-def test_a_limit_that_is_not_reached_changes_no_bit(optimizer):
-    """grad_clip above the norm, and none: the same parameters, gradients and norms. test_moe.py has limits that are
-    reached."""
-    trainers = [make_trainer(S5, optimizer, grad_clip) for grad_clip in (100.0, 0.0)]
-    for seed in range(3):
-        batch = tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)
-        norm, without = (training_step(trainer, batch).grad_norm for trainer in trainers)
-        assert norm == without < 100
-    for p, q in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
-        assert torch.equal(p, q) and torch.equal(p.grad, q.grad)
 
 
 def test_a_step_tells_of_its_phases_in_order():

@@ -8,12 +8,11 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from layers import ops
-from nanodnt.engine import choose_stream_dtype, prepare_model
+from nanodnt.engine import choose_stream_dtype
 from nanodnt.run.environment import Env
-from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import LAYOUTS, LLAMA, S5, batch, build, error, gradients
-from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
+from support.models import LAYOUTS, LLAMA, batch, build, error, gradients
+from support.operators import fresh_compiler, saved_for_backward
 from support.tolerances import FORWARD, as_near, flat, roundings, shaken
 
 BF16 = torch.bfloat16
@@ -59,13 +58,6 @@ def test_sums_on_a_bf16_stream_are_fp32():
     assert (x.grad.dtype, y.grad.dtype, x.grad.item(), y.grad.item()) == (BF16, torch.float32, 3.0, 3.0)
 
 
-def test_the_flag_sets_it():
-    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
-    for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None), ("auto", None)):
-        model = prepare_model(with_stream(S5, BF16), TrainConfig(stream_dtype=value), env)
-        assert model.runtime.stream_dtype == model.blocks[1].mlp.runtime.stream_dtype == dtype
-
-
 @pytest.mark.parametrize(
     "setting, device, dtype, chosen",
     [
@@ -78,18 +70,6 @@ def test_the_flag_sets_it():
 )
 def test_on_a_gpu_it_follows_the_products(setting, device, dtype, chosen):
     assert choose_stream_dtype(setting, Env(0, 1, torch.device(device), dtype, False)) is chosen
-
-
-@pytest.mark.deep
-@fresh_compiler()
-def test_compiled_it_is_the_same():
-    """The operator that stores is known to other compilers than inductor, and to autograd."""
-    model = with_stream(dict(S5, pos="rope"), BF16, n_layer=1)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
-    idx, targets = batch()
-    loss = compiled(idx, targets)[1]
-    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
-    assert_same_gradients((loss.detach(), grads), gradients(model, idx, targets), 0.02)
 
 
 @pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm")), ids=str)
@@ -117,17 +97,3 @@ def test_inductor_computes_the_rotary_angles_once():
         codes[n_layer] = sum(len(re.findall(r"\b(cos|sin)\(", text)) for text in code)
     torch._inductor.config.force_disable_caches = False
     assert codes[1] == codes[2] > 0
-
-
-@pytest.mark.deep
-@fresh_compiler()
-def test_what_is_stored_has_memory_of_its_own():
-    """Where a tensor and the stored one are both kept, a backward graph may overwrite one before it reads the other."""
-
-    def both(x):
-        y = x @ x
-        return y, ops.store_once(y)
-
-    x = torch.randn(4, 4)
-    y, z = torch.compile(both, dynamic=False)(x)
-    assert y.data_ptr() != z.data_ptr() and torch.equal(y, z) and torch.allclose(y, x @ x)

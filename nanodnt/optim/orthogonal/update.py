@@ -27,22 +27,22 @@ def update_matrices(work, grad_scale, found_inf) -> None:
     shards = shard_group(work[0][1][0])
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     world_size = dist.get_world_size(shards) if shards or together else 1
-    arriving = None  # DDP: the updates of one shape are under way while those of the next are computed
+    finish = None  # DDP: the updates of one shape are under way while those of the next are computed
     for group, matrices in by_shape(work, world_size):
         if shards:
             updates = sharded_updates(group, matrices, shards, grad_scale, found_inf)
             apply_updates(group, matrices, updates, found_inf)
         elif together:
-            started = group, matrices, start_updates(group, matrices, grad_scale, found_inf)
-            if arriving:
-                apply_updates(*arriving[:2], arriving[2](), found_inf)
-            arriving = started
+            started = start_updates(group, matrices, grad_scale, found_inf)
+            if finish:
+                finish()
+            finish = started
         else:  # stack by stack, to bound the memory
             for part in split_into_stacks(matrices, matrices[0].p):
                 u = directions(group, part, grad_scale, found_inf)
                 apply_updates(group, part, orthogonalize(u, group["ns_steps"]), found_inf)
-    if arriving:
-        apply_updates(*arriving[:2], arriving[2](), found_inf)
+    if finish:
+        finish()
 
 
 def by_shape(work, world_size: int):
@@ -81,13 +81,15 @@ def directions(group, matrices: list, grad_scale, found_inf, wanted: bool = True
 
 
 def start_updates(group, matrices: list, grad_scale, found_inf):
-    """DDP: gradients and momenta are the same everywhere, owners send their updates to all. Returns what waits."""
+    """DDP: gradients and momenta are the same everywhere, owners send their updates to all. Returns a function that
+    waits for them and applies them."""
     p, owned = matrices[0].p, [x for x in matrices if x.owner == dist.get_rank()]
     if others := [x for x in matrices if x.owner != dist.get_rank()]:
         directions(group, others, grad_scale, found_inf, wanted=False)
     parts = (directions(group, part, grad_scale, found_inf) for part in split_into_stacks(owned, p))
     updates = [orthogonalize(u, group["ns_steps"]) for u in parts]
-    return start_exchange([x.owner for x in matrices], updates, p, getattr(torch, group["ns_dtype"]))
+    receive = start_exchange([x.owner for x in matrices], updates, p, getattr(torch, group["ns_dtype"]))
+    return lambda: apply_updates(group, matrices, receive(), found_inf)
 
 
 def sharded_updates(group, matrices: list, shards, grad_scale, found_inf):
