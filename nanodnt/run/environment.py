@@ -40,8 +40,6 @@ class Env:
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
     began: float = field(default_factory=time.perf_counter)
     trained: float = 0.0  # seconds of training since then
-    joules: float = 0.0  # used since then, up to when `energy` was read
-    energy: list = field(default_factory=list)  # the counters of `energy_counters`
     asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
 
     @property

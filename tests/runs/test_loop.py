@@ -1,11 +1,9 @@
 """The training loop on tiny runs: what it logs and records, what its numbers mean, and what must not change them."""
 
-import ast
 import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +19,7 @@ import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import directory
-from nanodnt.run.directory import changed_files, run_record, source_patch
+from nanodnt.run.directory import copy_code, run_record
 from nanodnt.run.metrics import draw_loss, training_seconds
 from nanodnt.weights import load_trained, model_from_checkpoint
 from support.depth import spread
@@ -163,61 +161,32 @@ def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
     assert json.loads((tmp_path / "config.json").read_text())["end"] | dict(ended=end["ended"]) == end
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 999, '{"end": "soon"}', '{"end": null}', "{}"])
-def test_a_damaged_end_of_an_earlier_start_is_none(text, tmp_path):
-    (tmp_path / "config.json").write_text(text)
-    assert directory.read_end(tmp_path) is None
-    (tmp_path / "config.json").write_text('{"end": {"step": 3}}')
-    assert directory.read_end(tmp_path) == {"step": 3}
-
-
 @pytest.mark.parametrize("inside", ["", "part"])
 def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypatch):
     """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the repository is all
-    or part of what git has; whatever files are called, and the user's git is set to."""
-    top, tree = tmp_path / "top", tmp_path / "top" / inside
-    write(tree, {name: name.encode() + b"\n" for name in ("model.py", "gone.py", "kept.py")})
-    write(tree, {"drawn.png": b"\0\1", ".gitignore": b"out/\n", "turned/x.py": b"x\n"})
-    write(top, {"other.py": b"other\n"})
+    or part of what git has."""
+    top, tree, out = tmp_path / "top", tmp_path / "top" / inside, tmp_path / "top" / "runs" / "source"
+    write(tree, {name: name.encode() for name in ("model.py", "gone.py", "kept.py", "drawn.png")})
+    write(tree, {".gitignore": b"out/\n", "other.py": b"other\n"})
     git(top, "init", "-q")
     git(top, "add", ".")
     git(top, "commit", "-qm", "one")
-    for setting in ("diff.noprefix=true", "diff.relative=true", "diff.context=0", "core.quotePath=false"):
-        git(top, "config", *setting.split("="))
     monkeypatch.setattr(directory, "ROOT", tree)
-    assert source_patch() == b"" and run_record()["git_changed_files"] == []
-    (tree / "gone.py").unlink(), shutil.rmtree(tree / "turned")
-    new = {
-        "turned": b"a file\n",
-        "model.py": "model.py\nx = 'ü'\n".encode(),
-        "drawn.png": b"\0\2",
-        "nanodnt/optim/lion.py": b"lion",
-    }
-    new |= {"a name.py": b"x\n", "empty": b"", "-x.py": b"x\n", ":(x)*.py": b"x\n", "a\nb.py": b"x\n"}
-    write(tree, new | {os.fsdecode(b"\xff.py"): b"x\n", "out/not.py": b"y\n"})
-    monkeypatch.setattr(directory, "MAX_PATCH", 3000)
-    write(tree, left := {"big.txt": b"z" * 3001, "image.bin": b"\0\1", "diff --git a b\n": b"\0", "own/x.py": b"x\n"})
-    git(tree / "own", "init", "-q")
-    (tree / ".#model.py").symlink_to("nobody@nowhere")  # an editor's lock
-    (tmp_path / "source.patch").write_bytes(source_patch())
-    lines = (tmp_path / "source.patch").read_text(errors="replace").splitlines()
-    left_out = [ast.literal_eval(line.split("): ")[1]) for line in lines if line.startswith("left out")]
-    wanted = [name.replace("own/x.py", "own/") for name in left]
-    assert sorted(left_out) == sorted(os.path.join(inside, name) for name in wanted)
-    changed = {line[3:] for line in run_record()["git_changed_files"]}
-    assert changed >= {os.path.join(inside, name) for name in (*new, "gone.py", "big.txt", "\\xff.py")}
-    git(tmp_path, "clone", "-q", "top", "again")
-    git(tmp_path / "again", "apply", tmp_path / "source.patch")
-    shutil.rmtree(tree / "out"), shutil.rmtree(tree / "own")
-    for name in [*left][:3]:
-        (tree / name).unlink()
-    (tmp_path / "again" / inside / ".#model.py").unlink(), (tree / ".#model.py").unlink()
-    for folder in (top, tmp_path / "again"):
-        shutil.rmtree(folder / ".git")
-    assert contents(tmp_path / "again") == contents(top)
-    write(tmp_path / "again" / ".git", {"HEAD": b"damaged"})
-    monkeypatch.setattr(directory, "ROOT", tmp_path / "again")
-    assert source_patch() == b"" and (run_record()["git_commit"], run_record()["git_changed_files"]) == (None, None)
+    copy_code(out)
+    assert not out.exists() and run_record()["git_changed_files"] == []
+    (tree / "gone.py").unlink()
+    new = {"model.py": "x = 'ü'\n".encode(), "nanodnt/optim/lion.py": b"lion", "a name.py": b"x\n"}
+    write(tree, new | {"out/not.py": b"y\n", "drawn.png": b"\0"})
+    for _ in range(2):  # the second time there are copies, too
+        copy_code(out)
+        copied = {path: raw for path, raw in contents(out).items() if raw is not None and path != ".gitignore"}
+        assert copied == {os.path.join(inside, name): raw for name, raw in new.items()}
+    changed = {entry[3:] for entry in run_record()["git_changed_files"]}
+    assert changed >= {os.path.join(inside, name) for name in (*new, "gone.py", "drawn.png")}
+    write(top / ".git", {"HEAD": b"damaged"})
+    copy_code(out)
+    assert (out / "nanodnt/optim/lion.py").exists() and (out / "kept.py").exists()
+    assert (run_record()["git_commit"], run_record()["git_changed_files"]) == (None, None)
 
 
 def git(folder, *words):
@@ -228,19 +197,6 @@ def write(folder, files: dict):
     for name, raw in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(raw)
-
-
-def test_a_slow_git_and_a_thousand_new_files_hold_up_no_run(tmp_path, monkeypatch):
-    git(tmp_path, "init", "-q")
-    write(tmp_path, {f"{i}.txt": b"x\n" for i in range(4)} | {"lion.py": b"lion\n"})
-    monkeypatch.setattr(directory, "ROOT", tmp_path)
-    monkeypatch.setattr(directory, "MAX_CHANGED", 3)
-    assert source_patch().startswith(b"left out: 2 more files\ndiff --git a/lion.py b/lion.py")
-    assert len(run_record()["git_changed_files"]) == 3
-    found = changed_files()
-    monkeypatch.setattr(directory, "changed_files", lambda: found)
-    monkeypatch.setattr(directory, "GIT_SECONDS", 0)
-    assert source_patch().count(b"git is slow") == 3 and run_record()["git_commit"] is None
 
 
 # ------------------------------------------------------------------------------------------- what the numbers mean
