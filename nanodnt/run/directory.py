@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from configurator import VERSION
-from nanodnt.files import all_of, link_file, make_folder, make_printable, retry_once, write_file
+from nanodnt.files import link_file, make_folder, make_printable, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
@@ -89,7 +89,7 @@ class RunDirectory:
             if isinstance(e, ModuleNotFoundError) and e.name == "wandb":
                 raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
             fix = "if it is the login or the network, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
-            raise ValueError(f"wandb did not start ({all_of(e)}): {fix}") from e
+            raise ValueError(f"wandb did not start ({reason_of(e)}): {fix}") from e
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
@@ -138,7 +138,7 @@ def wandb_may_fail(what: str):
     try:
         yield
     except Exception as e:
-        print(f"note: wandb did not take {what} ({all_of(e)})", file=sys.stderr)
+        print(f"note: wandb did not take {what} ({reason_of(e)})", file=sys.stderr)
 
 
 def read_end(path: Path) -> dict:

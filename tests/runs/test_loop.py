@@ -92,10 +92,10 @@ def test_a_wandb_that_takes_no_image_and_one_without_a_login(dataset, tmp_path, 
     assert "wandb did not take loss.png or the end of the run (wandb.Image needs PIL)" in capsys.readouterr().err
     assert wandb.init.return_value.finish.called and load(tmp_path / "run" / "last.pt")["step"] == 2
     before = contents(tmp_path / "run")
-    wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nUse `wandb login`")
+    wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nLog in")
     assert run(**config, overwrite=True) == 1
-    said = "wandb did not start (No API key configured. Use `wandb login`): if it is the login or the network, "
-    assert said in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "wandb did not start (No API key configured.): if it is the login or the network, " in said
     assert contents(tmp_path / "run") == before
 
 

@@ -171,7 +171,7 @@ def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_
     monkeypatch.setattr("nanodnt.start.load_source", None)
     monkeypatch.setattr(train, "open_data", None)
     assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
-    why = f"{tmp_path}/dead is a link to {tmp_path}/disk/run, which is not there"
+    why = f"{tmp_path}/dead is no folder to write to"
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/dead ({why}): choose another --out_dir\n"
     assert [path.name for path in tmp_path.iterdir()] == ["dead"]
 
