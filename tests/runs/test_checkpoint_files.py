@@ -164,12 +164,3 @@ def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
         resume(begun, dataset)
     assert resume(begun, dataset) == 0
     assert_same_run(begun, short)
-
-
-def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):
-    checkpoint = load(begun / "last.pt")
-    checkpoint["model"] = {f"_orig_mod.{name}": p for name, p in checkpoint["model"].items()}
-    (begun / "last.pt").unlink()
-    torch.save(checkpoint, begun / "last.pt")
-    assert resume(begun, dataset) == 0
-    assert_same_run(begun, short)
