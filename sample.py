@@ -28,7 +28,6 @@ from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
-from nanodnt.run.hardware import check_locale
 from nanodnt.weights import Trained, load_trained
 
 NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
@@ -82,8 +81,6 @@ def main() -> None:
     (config,), given = configure(SampleConfig, description=__doc__)
     config.check(given)
     text = read_prompt(config)
-    if config.compile:
-        check_locale()
     device, _ = choose_device(config.device)
     dtype, _ = choose_dtype(config.dtype, device)
     if config.init_from:

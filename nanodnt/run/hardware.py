@@ -1,8 +1,6 @@
 """What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
-import codecs
 import ctypes
-import locale
 import os
 import platform
 import re
@@ -124,23 +122,7 @@ def attention_backend(config, env, masked: bool = False) -> str:
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
     """(bool, reason) for `auto`, True, False, `blocks`. A cold compile takes about a minute. auto compiles on a GPU; on
-    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes.
-    ValueError where it is to compile, and torch cannot."""
-    compiled, reason = wants_compile(setting, device, training_flops)
-    if compiled:
-        check_locale()
-    return compiled, reason
-
-
-def check_locale() -> None:
-    """ValueError where torch cannot compile: it reads UTF-8 files of its own in the locale's encoding (2.13)."""
-    encoding = codecs.lookup(locale.getpreferredencoding(False)).name
-    if encoding == "ascii":
-        raise ValueError("torch.compile does not work in a locale of ASCII: export PYTHONUTF8=1, or --compile=False")
-
-
-def wants_compile(setting, device: torch.device, training_flops: float) -> tuple:
-    """`choose_compile`, whether torch can or not."""
+    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes."""
     if setting != "auto":
         return bool(setting), "as asked"
     if device.type == "cuda":

@@ -225,9 +225,8 @@ def draw_loss(out_dir: Path, unit: str) -> None:
     line.set_label("training, smoothed")
     if len(val := dashed.get_ydata()):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
-    per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
-    title = make_printable(out_dir.name).replace("$", r"\$")
-    ax.set(xlabel=f"step{per_step}", ylabel=f"loss (nats per {unit})", title=title)
+    ax.set(xlabel="step", ylabel=f"loss (nats per {unit})")
+    ax.set_title(make_printable(out_dir.name), parse_math=False)
     finish_axis(ax, rows, 0.05 * rows[-1]["step"])
     ax.legend(frameon=False)
     save_figure(fig, out_dir / "loss.png")

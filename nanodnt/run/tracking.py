@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
-from layers.sharding import local_shard, own_rows, shard_dim, shard_group
+from layers.sharding import local_shard, shard_group
 from layers.slot import Slot
 from model import MLP, Attention, Transformer
 
@@ -184,27 +184,23 @@ def fetch_numbers(tree, dtype=torch.float64):
 
 
 def power_sums(t, dtype) -> list:
-    """[Σ t², Σ t⁴] in `dtype`. The sums are taken over t / max |t|: fourth powers of small gradients would be 0."""
-    if not t.numel():
-        return [t.new_zeros((), dtype=dtype)] * 2
-    largest = torch.linalg.vector_norm(t, math.inf).clamp(min=torch.finfo(t.dtype).tiny)
-    square = fourth = 0.0
+    """[Σ t², Σ t⁴], added up in `dtype`: fourth powers of small gradients would be 0 in fp32."""
+    square = fourth = t.new_zeros((), dtype=dtype)
     for piece in t.flatten().split(PIECE):
-        piece = (piece / largest).square_()
-        square, fourth = square + piece.sum(), fourth + piece.square_().sum()
-    return [square.to(dtype) * largest.to(dtype) ** 2, fourth.to(dtype) * largest.to(dtype) ** 4]
+        squares = piece.to(dtype).square()
+        square = square + squares.sum()
+        fourth = fourth + squares.square().sum()
+    return [square, fourth]
 
 
 def sample(p) -> tuple:
-    """(a copy of every n-th entry of p, those in this process; n). They are the same ones in all however p is sharded,
-    and equally often of each column, because n shares no factor with the row length."""
-    n, columns = math.ceil(p.numel() / SAMPLE), p.numel() // len(p)
+    """(a copy of every n-th entry of p's rows in this process; n). They are equally often of each column, because n
+    shares no factor with the row length."""
+    n = math.ceil(p.numel() / SAMPLE)
+    columns = p.numel() // len(p)
     while math.gcd(n, columns) > 1:
         n += 1
-    dim, local = shard_dim(p), local_shard(p.detach())
-    rows, parts = p.shape[dim:].numel(), local if dim else [local]  # parts: of each matrix, if these are split
-    starts = [i * rows + own_rows(p).start * rows // p.shape[dim] for i in range(len(parts))]
-    return torch.cat([part.flatten()[-start % n :: n] for start, part in zip(starts, parts, strict=True)]), n
+    return local_shard(p.detach()).flatten()[::n].clone(), n
 
 
 class Tracker:

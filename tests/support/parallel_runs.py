@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from nanodnt.data.windows import PreparedText
-from nanodnt.run import tracking
 from support.processes import BAD, play
 from support.runs import load
 from support.strikes import spoil_gradients
@@ -109,11 +108,10 @@ BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, 
 
 
 def go(rank, world, folder, case, name, patches=(), **changes):
-    """The run of a case on this process, one of `world`, in folder/NAME. Tracking samples its matrices."""
+    """The run of a case on this process, one of `world`, in folder/NAME."""
     task, flags = CASES[case]
     config = TASKS[task].flags | dict(batch_size=12, micro_batch_size=0 if task == "text" else 3) | flags
-    few = [*patches, (tracking, "SAMPLE", 300)]
-    play(rank, world, folder / name, patches=few, **config | dict(dataset=folder / "data" / task) | changes)
+    play(rank, world, folder / name, patches=patches, **config | dict(dataset=folder / "data" / task) | changes)
 
 
 def make_cases(rank, world, folder, launches):
