@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from configurator import VERSION
-from nanodnt.files import link_file, make_folder, make_printable, reason_of, retry_once, write_file
+from nanodnt.files import link_file, make_folder, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
@@ -83,12 +83,10 @@ class RunDirectory:
             project, group, tags = (self.record["train"][f"wandb_{name}"] for name in ("project", "group", "tags"))
             tags = [tag for tag in map(str.strip, tags.split(",")) if tag]
             how = dict(project=project, group=group or None, tags=tags)
-            how |= dict(name=make_printable(self.path.name), id=run_id, resume="allow" if run_id else None)
+            how |= dict(name=self.path.name, id=run_id, resume="allow" if run_id else None)
             self.wandb = wandb.init(dir=self.path, config=self.record, **how)
-        except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            if isinstance(e, ModuleNotFoundError) and e.name == "wandb":
-                raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-            fix = "if it is the login or the network, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
+        except Exception as e:  # no package, key or network, a full disk: wandb's errors share no base class
+            fix = "pip install wandb, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
             raise ValueError(f"wandb did not start ({reason_of(e)}): {fix}") from e
 
     def write(self, row: dict) -> None:
@@ -120,14 +118,9 @@ class RunDirectory:
         self.lock.close()
 
     def _finish_wandb(self, end):
-        with wandb_may_fail("loss.png or the end of the run"):
-            import wandb
-
+        with wandb_may_fail("the end of the run"):
             if end:
                 self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": self.record["end"]})
-                if (self.path / "loss.png").exists():
-                    self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
-        with wandb_may_fail("the end of the run"):
             self.wandb.finish(exit_code=0 if end else 1)
 
 

@@ -82,23 +82,6 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
         assert found["best_checkpoint"] == str(tmp_path / "run" / "best.pt") and found["end"]["step"] == 20
 
 
-def test_a_wandb_that_takes_no_image_and_one_without_a_login(dataset, tmp_path, monkeypatch, capsys):
-    """Without Pillow, or at the end without a network, the run still ends well; without a login it does not begin."""
-    wandb = Mock(**{"init.return_value.id": "abc", "Image.side_effect": RuntimeError("wandb.Image needs PIL")})
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("train.draw_loss", lambda out, unit: (out / "loss.png").write_bytes(b""))
-    config = dict(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True)
-    assert run(**config) == 0
-    assert "wandb did not take loss.png or the end of the run (wandb.Image needs PIL)" in capsys.readouterr().err
-    assert wandb.init.return_value.finish.called and load(tmp_path / "run" / "last.pt")["step"] == 2
-    before = contents(tmp_path / "run")
-    wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nLog in")
-    assert run(**config, overwrite=True) == 1
-    said = capsys.readouterr().err
-    assert "wandb did not start (No API key configured.): if it is the login or the network, " in said
-    assert contents(tmp_path / "run") == before
-
-
 def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path, capsys):
     assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, sample_interval=5, sample_start="AB") == 0
     texts = column(tmp_path, "sample")
@@ -299,23 +282,21 @@ def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch
     assert load(tmp_path / "last.pt")["step"] == 2
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ConnectionResetError("lost"), RuntimeError("x")])
-def test_a_wandb_that_dies_does_not_end_the_run(error, dataset, tmp_path, monkeypatch, capsys):
-    """Its own process may be killed. A BrokenPipeError is not that of the run's output, which ends a run in silence."""
+def test_a_wandb_that_dies_does_not_end_the_run(dataset, tmp_path, monkeypatch, capsys):
+    """Its own process may be killed. Its BrokenPipeError is not that of the run's output, which ends a run in silence.
+    One that cannot start, without a login for instance, is no reason to begin."""
+    error = BrokenPipeError(32, "Broken pipe")
     wandb = Mock(**{"init.return_value.id": "abc"})
     wandb.init.return_value.log.side_effect = wandb.init.return_value.finish.side_effect = error
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr("train.draw_loss", lambda out, unit: None)
-    assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True) == 0
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True)
+    assert run(**config) == 0
     assert load(tmp_path / "run" / "last.pt")["step"] == 2
     said = capsys.readouterr().err
     assert f"note: wandb did not take the metrics of step 2 ({error})" in said
     assert f"note: wandb did not take the end of the run ({error})" in said
-
-
-def test_why_wandb_cannot_be_imported_is_said(dataset, tmp_path, monkeypatch, capsys):
-    (tmp_path / "wandb.py").write_text('raise ImportError("needs protobuf < 7")')
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True) == 1
-    assert "wandb did not start (needs protobuf < 7)" in capsys.readouterr().err
+    before = contents(tmp_path / "run")
+    wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nLog in")
+    assert run(**config, overwrite=True) == 1
+    assert "wandb did not start (No API key configured.): pip install wandb, run" in capsys.readouterr().err
+    assert contents(tmp_path / "run") == before

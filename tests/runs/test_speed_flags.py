@@ -156,6 +156,8 @@ def test_compile_auto_does_not_on_a_gpu(monkeypatch):
     break_compiler(monkeypatch, early=True)
     model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=32, vocab_size=50))
     env = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
-    for kernels, advice in (("auto", "try --kernels=off first; else it"), ("off", "it")):
-        with pytest.raises(ValueError, match=rf"no compiler here\): {advice} needs gcc and Python.h"):
+    for kernels, advice in (("auto", "try --kernels=off first; else "), ("off", "")):
+        with pytest.raises(
+            ValueError, match=rf"no compiler here\); it needs .*Python.h.*: {advice}use --compile=False"
+        ):
             compilation.compile_model(model, TrainConfig(kernels=kernels), model.example(1), env)
