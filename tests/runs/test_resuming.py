@@ -13,7 +13,7 @@ import train
 from model import GPT
 from nanodnt.run import checkpoints as saving
 from nanodnt.run.directory import RunDirectory
-from support.processes import finish, start, train_forked, wait_for_row
+from support.processes import finish, train_forked, wait_for_row
 from support.runs import assert_same_run, column, contents, different, load, logged, metrics, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, some_step
 
@@ -126,14 +126,6 @@ def test_interrupted_in_the_last_evaluation(first_20, dataset, tmp_path):
     assert_same_run(tmp_path, first_20)
 
 
-def test_a_text_is_kept_when_the_evaluation_at_its_step_is_stopped(dataset, tmp_path):
-    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=10, sample_interval=10, sample_start="A")
-    with at_call(train, "evaluate", 2, stop):
-        assert run(**config) == 128 + signal.SIGTERM
-    assert run(**config, init_from="resume") == 0
-    assert list(column(tmp_path, "sample")) == list(column(tmp_path, "val_loss"))[1:] == [10]
-
-
 def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
     config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
     losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}
@@ -160,16 +152,6 @@ def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
     rows = metrics(tmp_path)
     assert [row["step"] for row in rows] == list(range(31))
     assert {row["step"]: row["val_loss"] for row in rows if "val_loss" in row} == losses
-
-
-def test_resuming_after_an_interrupted_evaluation_with_another_interval(dataset, tmp_path):
-    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30)
-    with at_call(train, "evaluate", 2, stop):
-        assert run(**config) == 128 + signal.SIGTERM
-    assert run(**config | dict(eval_interval=15), init_from="resume") == 0
-    rows = metrics(tmp_path)
-    assert [row["step"] for row in rows] == list(range(31))
-    assert [row["step"] for row in rows if "val_loss" in row] == [0, 15, 30]
 
 
 def test_a_kill_in_the_first_save(dataset, tmp_path):
@@ -206,15 +188,3 @@ def test_ctrl_c_saves_although_stdout_is_closed(dataset, tmp_path, monkeypatch):
         with suppress(BrokenPipeError):
             stdout.close()
     assert load(tmp_path / "last.pt")["step"] == 9
-
-
-@pytest.mark.deep
-def test_ctrl_c_saves_although_nobody_reads_stdout_of_the_process(dataset, tmp_path):
-    process = start(out_dir=tmp_path, dataset=dataset, max_iters=10**6, lr_decay_iters=30, eval_interval=10**6)
-    wait_for_row(process, tmp_path, 9)
-    process.stdout.close()
-    process.send_signal(signal.SIGINT)
-    err = process.stderr.read()
-    assert process.wait() == 130, err
-    assert "Traceback" not in err
-    assert load(tmp_path / "last.pt")["step"] == metrics(tmp_path)[-1]["step"] >= 9
