@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_with_path
 
 from layers.sharding import full_tensor
 from nanodnt.files import link_file, replace_file, write_file
@@ -109,19 +110,18 @@ class Saver:
         """A copy of nested dicts and lists for `save`, good until the next: with full tensors on the CPU, and None in
         their place but on rank 0. Sharded, nothing is gathered, and each rank copies what it holds."""
         self.finish()  # who reads the memory of the last copy
-        copied = shards.split(value, self._copy_tensor) if self.sharded else self._copy(value, ())
+        if self.sharded:
+            copied = shards.split(value, self._copy_tensor)
+        else:
+            copied = tree_map_with_path(self._copy_full, value)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
-    def _copy(self, value, path: tuple):
-        if isinstance(value, dict):
-            return {key: self._copy(part, (*path, key)) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(part, (*path, i)) for i, part in enumerate(value))
+    def _copy_full(self, path, value):
         if not torch.is_tensor(value):
             return value
-        value = full_tensor(value.detach())
+        value = full_tensor(value.detach())  # all ranks call it
         return self._copy_tensor(value, path) if self.is_main else None
 
     def _copy_tensor(self, value, path):

@@ -10,10 +10,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from layers.attention import visible_keys
-from layers.ops import rotary, rotate, upcast
+from layers.ops import upcast
 from layers.sharding import local_shard, shard_group
 from layers.slot import Slot
 from model import MLP, Attention, Transformer
@@ -94,12 +96,13 @@ def watch(notes: list):
 def probe(model: Transformer, *inputs) -> dict:
     """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
+    notes = [*notes_of_stream(model, found), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
     try:
         # without the stance FSDP's compiled parts would recompile with the hooks
-        with watch(notes), torch.compiler.set_stance("force_eager"):
+        note_logits = NoteLogits(found["logit_max"], model.config.causal, *inputs[1:])
+        with watch(notes), note_logits, torch.compiler.set_stance("force_eager"):
             model.runtime.flex_attention = False  # eager, it would keep all attention weights
             model.eval()(inputs[0], None, *inputs[1:])
     finally:
@@ -137,22 +140,18 @@ def notes_of_stream(model: Transformer, found: dict):
     yield from [(slot, partial(note_dyt, name)) for name, slot in slots.items() if slot.norm == "dyt"]
 
 
-def notes_of_logits(model: Transformer, found: dict, idx, positions=None):
-    """For `watch`: logit_max, from what QK-norm returns, rotated and cast here as the product gets it."""
-    c, rope, queries = model.config, None, []
-    if c.pos == "rope":
-        places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
-        rope = rotary(places, c.head_dim, c.rope_theta)
+class NoteLogits(TorchFunctionMode):
+    """Inside, the largest logit of each attention goes into a list."""
 
-    def note_logits(attention, args, k):
-        q, dtype = queries.pop(), model.runtime.compute_dtype or attention.o.weight.dtype
-        pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
-        found["logit_max"].append(largest_logit(q, k, positions, c.causal))
+    def __init__(self, logits: list, causal: bool, positions=None):
+        super().__init__()
+        self.logits, self.causal, self.positions = logits, causal, positions
 
-    for block in model.blocks:
-        yield block.attn.f.q_norm, lambda args, q: queries.append(q)
-        yield block.attn.f.k_norm, partial(note_logits, block.attn.f)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            q, k = upcast(args[0]), upcast(args[1])
+            self.logits.append(largest_logit(q, k, self.positions, self.causal))
+        return func(*args, **kwargs or {})
 
 
 def notes_of_experts(model: Transformer, found: dict):
