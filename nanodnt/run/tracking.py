@@ -113,31 +113,30 @@ def probe(model: Transformer, *inputs) -> dict:
 
 def notes_of_stream(model: Transformer, found: dict):
     """For `watch`: stream_var, branch_var, alpha, inv_std, gain, the gains of block_norm, and embedding."""
-    slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
 
-    def note_part(prefixes, args, output):  # FSDP has gathered the parameters of this part by now
+    def note_stream(args, output):
         found["stream_var"].append(variance(args[0]))
-        for name, slot in slots.items():
-            gain = slot.gain_vector() if name.startswith(prefixes) else None
-            if gain is not None and gain.numel() > 1:
-                found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
 
-    def note_dyt(name, args, output):
-        alpha = slots[name].alpha
+    def note_dyt(name, slot, args, output):
+        alpha = slot.alpha
         found["alpha"][name] = alpha[0].clone() if torch.is_tensor(alpha) else alpha
         found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
 
-    def note_bounds(args, output):
-        gains = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
-        found.update(block_norm=gains, embedding=smallest_row(model))
+    def note_gains(args, output):
+        for name, gain in gain_vectors(model).items():
+            found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
+        norms = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
+        found.update(block_norm=norms, embedding=smallest_row(model))
 
-    for i, block in enumerate(model.blocks):
-        yield block.attn, partial(note_part, f"blocks.{i}.")
+    for block in model.blocks:
+        yield block.attn, note_stream
         for branch, values in found["branch_var"].items():
             yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
-    yield model.final_norm, partial(note_part, tuple(name for name in slots if not name.startswith("blocks.")))
-    yield model.final_norm, note_bounds  # FSDP keeps all gains and the embedding gathered through the forward
-    yield from [(slot, partial(note_dyt, name)) for name, slot in slots.items() if slot.norm == "dyt"]
+    yield model.final_norm, note_stream
+    yield model.final_norm, note_gains  # FSDP keeps all gains and the embedding gathered through the forward
+    for name, slot in model.named_modules():
+        if isinstance(slot, Slot) and slot.norm == "dyt":
+            yield slot, partial(note_dyt, name, slot)
 
 
 class NoteLogits(TorchFunctionMode):
