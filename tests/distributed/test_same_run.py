@@ -3,7 +3,6 @@
 import re
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
 from support.models import error
 from support.parallel_runs import CHAINS, DEEP, FAST, LONG_CHAINS, ON_FOUR, ON_THREE, SIGMA, make_chains
-from support.prepared import open_prepared
 from support.processes import BAD, ENDS, NORMS, STEPS, TOLERANCES, assert_close, assert_same_values, join_rows, left
 from support.runs import assert_same_run, call, column, different, load, tensors
 from support.tolerances import GRADIENTS, LOSS
@@ -173,16 +171,6 @@ def test_a_process_without_an_expert(three):
     assert held(three, "two experts", 3) == [(1, 32), (1, 32), (0, 32)]
     output = left(three / "two experts, fsdp3", 3)[0]["output"]
     assert "note: 2 experts and their rows do not divide evenly over 3 processes: some hold 1" in output
-
-
-def test_processes_have_other_numbers_of_targets(two):
-    """So that a mean of their means would be another number. Of a text they have other numbers of validation rows."""
-    assert "with a mask of documents" in left(two / "examples, ddp2", 2)[0]["output"]
-    data = open_prepared(two / "data" / "examples", 32)
-    counts = np.array([(data.batch(step, 12)[1] != -1).reshape(2, -1).sum(1) for step in range(8)])
-    assert (counts.max(1) > 1.25 * counts.min(1)).sum() >= 3
-    assert counts.sum(1).tolist() == [data.loss_tokens(step, 12) for step in range(8)]
-    assert open_prepared(two / "data" / "documents", 32).n_val % 2
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

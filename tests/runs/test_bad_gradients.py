@@ -98,12 +98,3 @@ def test_fp16_with_loss_scaling_resumes(dataset, tmp_path):
     assert column(tmp_path / "run", "skipped_steps")[20] == 1
     losses = column(tmp_path / "run", "train_loss")
     assert losses[20] < losses[1] - 0.2
-
-
-def test_resuming_in_fp16_what_began_in_fp32(dataset, tmp_path):
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
-    for dtype in ("float16", "float32"):
-        iters = load(tmp_path / "last.pt")["step"] + 2
-        config = dict(out_dir=tmp_path, dataset=dataset, max_iters=iters, dtype=dtype)
-        assert run(**config, init_from="resume") == 0
-    assert load(tmp_path / "last.pt")["step"] == 6
