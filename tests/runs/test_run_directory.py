@@ -11,7 +11,7 @@ import torch
 
 import nanodnt.files
 import train
-from nanodnt.run.checkpoints import Saver, load_checkpoint, load_latest, save_checkpoint
+from nanodnt.run.checkpoints import Saver, load_checkpoint, save_checkpoint
 from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, contents, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
@@ -40,23 +40,17 @@ def test_loading_maps_the_file_and_changes_no_byte_of_it(keeping, tmp_path):
 
 def test_every_nth_checkpoint_is_kept(keeping, dataset, tmp_path):
     assert {path.name for path in keeping.glob("step_*")} == {f"step_{n}.pt" for n in (0, 5, 10, 15, 20)}
-    for n in (5, 15):  # not evaluated there
-        kept = load(keeping / f"step_{n}.pt")
-        assert kept["step"] == n
-        out = tmp_path / str(n)
-        assert run(out_dir=out, dataset=dataset, max_iters=n, lr_decay_iters=20) == 0
-        assert different(kept["model"], load(out / "last.pt")["model"]) == []
-    assert run(out_dir=tmp_path / "on", dataset=dataset, init_from=keeping / "step_5.pt", max_iters=1) == 0
+    kept = load(keeping / "step_15.pt")  # not evaluated there
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, lr_decay_iters=20) == 0
+    assert kept["step"] == 15 and different(kept["model"], load(tmp_path / "last.pt")["model"]) == []
 
 
 def test_overwriting_removes_what_was_kept_and_nothing_else(dataset, tmp_path):
-    config = dict(out_dir=tmp_path, dataset=dataset)
-    assert run(**config, keep_every=5, max_iters=10) == 0
-    for name in ("step_one.pt", "kept_by_hand.pt"):
-        (tmp_path / name).write_text("mine")
-    assert run(**config, overwrite=True, keep_every=4, max_iters=4) == 0
-    assert {path.name for path in tmp_path.glob("step_*")} == {"step_0.pt", "step_4.pt", "step_one.pt"}
-    assert (tmp_path / "kept_by_hand.pt").exists()
+    config = dict(out_dir=tmp_path, dataset=dataset, keep_every=5)
+    assert run(**config, max_iters=10) == 0
+    (tmp_path / "kept_by_hand.pt").write_text("mine")
+    assert run(**config, overwrite=True, max_iters=4) == 0
+    assert {path.name for path in tmp_path.glob("*ep*")} == {"step_0.pt", "kept_by_hand.pt"}
 
 
 def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
@@ -77,29 +71,6 @@ def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
     save_checkpoint(tmp_path, state, best=True)
     renames = [["file", "new.pt", "folder"], *([name, "folder"] for name in ("prev.pt", "best.pt", "last.pt"))]
     assert done == sum(renames, [])
-
-
-@pytest.mark.parametrize("names_too", [False, True])
-def test_a_save_that_a_kill_cut_short_is_finished(names_too, dataset, tmp_path):
-    """new.pt is complete, and the kill came right after it, or before the last rename: no step is lost."""
-    uninterrupted, tmp_path = tmp_path / "uninterrupted", tmp_path / "run"
-    config = dict(dataset=dataset, keep_every=5, eval_interval=5)
-    assert run(**config, out_dir=uninterrupted) == 0
-    config["out_dir"] = tmp_path
-    assert run(**config, max_iters=15, lr_decay_iters=20) == 0
-    for name in ("prev.pt", "best.pt", "last.pt"):
-        (tmp_path / name).unlink()
-    (tmp_path / "step_10.pt").rename(tmp_path / "last.pt")
-    (tmp_path / "step_15.pt").rename(tmp_path / "new.pt")
-    if names_too:
-        (tmp_path / "prev.pt").hardlink_to(tmp_path / "last.pt")
-        (tmp_path / "best.pt").hardlink_to(tmp_path / "new.pt")
-    assert load_latest(tmp_path)["step"] == 15
-    assert run(**config, max_iters=15, lr_decay_iters=20, init_from="resume") == 0
-    steps = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
-    assert steps == {"last.pt": 15, "prev.pt": 10, "best.pt": 15, "step_0.pt": 0, "step_5.pt": 5, "step_15.pt": 15}
-    assert run(**config, init_from="resume") == 0
-    assert_same_run(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("code, ends", [(errno.EINVAL, False), (errno.EIO, True)])
