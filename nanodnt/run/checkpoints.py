@@ -270,24 +270,25 @@ def load_latest(out_dir: Path, say=print, env=None) -> dict | None:
     """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
     before, with a warning. None where there is no checkpoint; ValueError where none can be read. All ranks of `env`
     must call this: they verify shards by turns, and read the same checkpoint."""
-    problems, there = [], [name for name in LATEST if (out_dir / name).exists()]
-    if env and any(names != there for names in env.gather(there)):
+    gather = env.gather if env else lambda value: [value]
+    share = (env.rank, env.world_size) if env else (0, 1)
+    there = [name for name in LATEST if (out_dir / name).exists()]
+    if any(names != there for names in gather(there)):
         raise ValueError(f"processes found different checkpoints: {out_dir} must be a folder that all share")
+    problems = []
     for path in (out_dir / name for name in there):
         problem = None
         try:
-            checkpoint = load_checkpoint(path, share=(env.rank, env.world_size) if env else (0, 1))
+            checkpoint = load_checkpoint(path, share=share)
         except ValueError as e:
             problem = str(e)
-        if problem := next(filter(None, env.gather(problem) if env else [problem]), None):
-            problems.append(problem)
-            continue
-        if problems:
-            say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
-        return checkpoint
+        of_all = [message for message in gather(problem) if message]
+        if not of_all:
+            if problems:
+                say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
+            return checkpoint
+        problems.append(of_all[0])
     if problems:
-        problem = "; ".join(problems) + ": nothing to resume from"
-        if other := how_to_continue(out_dir, damaged=there):
-            problem += f"; {other}"
-        raise ValueError(problem)
+        advice = ["nothing to resume from", how_to_continue(out_dir, damaged=there)]
+        raise ValueError(f"{'; '.join(problems)}: {'; '.join(filter(None, advice))}")
     return None

@@ -17,7 +17,7 @@ import torch
 from configurator import VERSION
 from nanodnt.files import link_file, make_folder, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
-from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
+from nanodnt.run.metrics import finite, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ class RunDirectory:
         retry_once(self.metrics, append)
         if self.wandb:
             with wandb_may_fail(f"the metrics of step {row['step']}"):
-                self.wandb.log(flat(row), step=row["step"])
+                self.wandb.log(row, step=row["step"])
 
     def close(self, end: dict | None = None, trained: bool = True) -> None:
         """`end`: what `Meter.end` found, which goes into config.json, with seconds of training; None: the run failed. A

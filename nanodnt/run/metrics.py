@@ -101,14 +101,6 @@ def finite(value):
     return tree_map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, value)
 
 
-def flat(value, name: str = "") -> dict:
-    """{path, such as track/stream_var/0: value} of nested dicts and lists."""
-    if not isinstance(value, (dict, list)):
-        return {name: value}
-    parts = value.items() if isinstance(value, dict) else enumerate(value)
-    return {k: v for key, part in parts for k, v in flat(part, f"{name}/{key}" if name else str(key)).items()}
-
-
 def read_metrics(out_dir: Path) -> list:
     """The rows of metrics.jsonl, without a last line cut short. ValueError if any other line is not a row."""
     path, rows = Path(out_dir) / "metrics.jsonl", []

@@ -7,7 +7,6 @@ import torch
 
 import model as model_module
 import nanodnt.start as start_module
-import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import compilation
@@ -20,24 +19,6 @@ from support.runs import assert_same_run, column, run
 from support.strikes import at_call
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monkeypatch):
-    config = dict(dataset=dataset, max_iters=12, micro_batch_size=4, dropout=0.1)
-    assert run(out_dir=tmp_path / "ahead", **config) == 0
-    used = []
-
-    def direct(fetch):
-        def call(step):
-            used.append(step)
-            return fetch(step)
-
-        return call
-
-    monkeypatch.setattr(train, "Prefetch", direct)
-    assert run(out_dir=tmp_path / "direct", **config) == 0
-    assert used == list(range(12))
-    assert_same_run(tmp_path / "ahead", tmp_path / "direct")
 
 
 def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, capsys):
