@@ -224,8 +224,8 @@ class Trial:
 
     def output(self) -> list:
         """[stdout, stderr] of all processes of the last start."""
-        paths = [[f"{self.out}.{rank}.{name}" for rank in range(self.command.processes)] for name in ("out", "err")]
-        return ["".join(Path(path).read_text(encoding="utf-8") for path in of_one_kind) for of_one_kind in paths]
+        found = [sorted(self.folder.glob(f"{self.out.name}.[0-9].{name}")) for name in ("out", "err")]
+        return ["".join(path.read_text(encoding="utf-8") for path in paths) for paths in found]
 
     def strike(self, fault: Fault) -> Outcome:
         """Start the run, let `fault` happen, and check what it leaves. If the run comes to its end, the next start is
@@ -271,6 +271,8 @@ class Trial:
             running = "\nstep " in out and "\ndone at " not in out
             handled = running and number != signal.SIGKILL
             allowed = {128 + number} if handled else {-number, 128 + number}
+            if not out:  # before train.py began
+                allowed.add(1)
             words = ""
         else:
             allowed = {0} if fault.what.endswith("once") else {1}
