@@ -98,7 +98,7 @@ def compile_model(model, config, example: tuple, env):
     evaluation and in training mode, so that nothing compiles, or fails to, during the run. If it fails on a CPU with
     compile=auto, there is one warning and the model runs eagerly, on all processes. On a GPU, where that would be slow
     for days, with another setting, and under FSDP, it is a ValueError. All ranks must call this."""
-    t0, failed, sums, gpu = time.time(), False, {}, env.device.type == "cuda"
+    t0, problem, sums, gpu = time.time(), "", {}, env.device.type == "cuda"
     must = gpu or config.compile != "auto" or env.parallel == "fsdp"  # whose others wait for this one's weights
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config, model, env.parallel, env.world_size)
@@ -119,22 +119,19 @@ def compile_model(model, config, example: tuple, env):
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager needs even more
             raise torch.OutOfMemoryError(str(e)) from e
-        reason = reason_of(e)[:200]
+        problem = f"torch.compile failed ({reason_of(e)[:200]}); it needs a C compiler, on a GPU Python.h, too"
         if must:
-            needs = "it needs a C compiler, on a GPU Python.h, too (on Debian: apt install gcc python3-dev)"
-            raise ValueError(f"torch.compile failed ({reason}); {needs}: {fix}") from e
-        failed = True
-        print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
+            raise ValueError(f"{problem} (on Debian: apt install gcc python3-dev): {fix}") from e
     finally:
         model.train().zero_grad(set_to_none=True)
-    failed = env.any_rank(failed)
+    failed = env.any_rank(problem != "")
     if not failed and (wrong := wrong_gradients(sums, env)):
-        reason = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
-        if must:
-            raise ValueError(f"{reason}: {fix}")
-        env.print(f"warning: {reason}; running eagerly")
         failed = True
+        problem = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
+        if must:
+            raise ValueError(f"{problem}: {fix}")
     if failed:
+        env.print(f"warning: {problem or 'torch.compile failed on another process'}; running eagerly")
         for module, name in parts(model):  # undo compile_parts
             vars(module).pop(name, None)
         model.runtime.flex_attention = False  # eager, it would keep all attention weights
