@@ -61,6 +61,7 @@ class RunDirectory:
             self.earlier_end = read_end(self.path)
         self._write_record()
         copy_code(self.path / "source")
+        (self.path / "source.patch").unlink(missing_ok=True)  # of an earlier version
         write_file(self.metrics, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
         if resumed is None:
             for name in seen:

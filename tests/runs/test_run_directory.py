@@ -4,14 +4,13 @@ import errno
 import os
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import nanodnt.files
 import train
-from nanodnt.run.checkpoints import Saver, load_checkpoint, save_checkpoint
+from nanodnt.run.checkpoints import load_checkpoint, save_checkpoint
 from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, contents, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
@@ -152,18 +151,6 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
         slow, usual = (load(tmp_path / name / f"step_{n}.pt") for name in ("slow", "usual"))
         assert slow["step"] == n and different(slow["model"], usual["model"]) == []
         assert not n or different(slow["optimizer"], usual["optimizer"]) == []
-
-
-def test_a_copy_is_not_changed_by_what_follows(tmp_path):
-    """But for the next copy, which is made in the same memory where shapes are the same."""
-    t, saver = torch.arange(6.0).view(2, 3), Saver(tmp_path)
-    copy = saver.copy({"a": [t.T, (t, 3)], "b": None})
-    t.zero_()
-    assert copy["a"][0].tolist() == [[0, 3], [1, 4], [2, 5]] and copy["a"][1][0].sum() == 15
-    assert copy["a"][1][1] == 3 and copy["b"] is None and type(copy["a"][1]) is tuple
-    again = saver.copy({"a": [t, (t, 4)], "b": t})
-    assert again["a"][1][0] is copy["a"][1][0] and again["a"][0] is not copy["a"][0] and again["b"].sum() == 0
-    assert Saver(tmp_path, SimpleNamespace(is_main=False)).copy({"a": t, "b": 1}) == {"a": None, "b": 1}
 
 
 def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):
