@@ -206,7 +206,9 @@ class Trial:
         return self.folder / f"run{self.ended_runs}"
 
     def start(self, fault: Fault | None) -> list:
-        """Start the run; its processes."""
+        """Start the run; its processes. What they printed before is gone."""
+        for path in self.folder.glob(f"{self.out.name}.[0-9].*"):
+            path.unlink()
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]  # that nobody listens on now
