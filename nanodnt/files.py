@@ -78,23 +78,15 @@ def missing_package(module: str) -> str:
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """ValueError, which says what is in the way and names the `flag` to change, unless files can be written to
-    `folder`, or where it is not there yet, to the nearest folder above it. Nothing is made. The target
-    of a link must be there: it may be on a disk that is not mounted."""
-    place, why = folder.absolute(), ""
-    try:
-        while not os.path.lexists(place):
-            place = place.parent
-        if not place.exists():
-            why = f"{place} is a link to {os.readlink(place)}, which is not there"
-        elif not place.is_dir():
-            why = f"{place} is a file, not a folder"
-        elif not os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            why = f"there is no permission to write to {place}"
-    except OSError as e:
-        why = f"{e.strerror}: {e.filename}"
-    if why:
-        raise ValueError(f"cannot write to {folder} ({why}): choose another {flag}")
+    """ValueError, which names what is in the way and the `flag` to change, unless files can be written to `folder`, or
+    where it is not there yet, to the nearest folder above it. Nothing is made. The target of a link must be there: it
+    may be on a disk that is not mounted."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    writable = os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+    if not (writable and place.is_dir()):
+        raise ValueError(f"cannot write to {folder} ({place} is no folder to write to): choose another {flag}")
 
 
 def make_folder(folder: Path, flag: str) -> None:
@@ -109,12 +101,6 @@ def make_folder(folder: Path, flag: str) -> None:
 def reason_of(error: BaseException) -> str:
     """The first line of an error's message, or else the name of its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def all_of(error: BaseException, most: int = 600) -> str:
-    """An error's whole message as one line, or else the name of its kind. Of a long one the end, which says more."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else f"… {text[-most:]}"
 
 
 def make_printable(text: str) -> str:

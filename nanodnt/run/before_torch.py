@@ -13,15 +13,6 @@ from nanodnt import require
 from nanodnt.run import signals
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = {f"{name}.py" for name in "analyze bench evaluate export reproduce sample sweep train".split()}
-
-
-def is_command(program: str | None) -> bool:
-    """Whether this file is a command, which calls `start_main`. A test, a notebook or a script of the user's that
-    imports a command does not: its Ctrl-C stays Python's."""
-    path = Path(program or "").resolve()
-    return path.parent == ROOT and path.name in COMMANDS
-
 
 require("torch")
 if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
@@ -30,5 +21,7 @@ if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_A
         settings += ",pinned_max_round_threshold_mb:64"  # larger pinned tensors are not rounded up to powers of two
     os.environ["PYTORCH_ALLOC_CONF"] = settings
 
-if is_command(getattr(sys.modules["__main__"], "__file__", None)):
+# A test, a notebook or a script elsewhere that imports a command does not call `start_main`: its Ctrl-C stays Python's.
+program = getattr(sys.modules["__main__"], "__file__", None)
+if program and Path(program).resolve().parent == ROOT:
     signals.end_at_once_while_importing()

@@ -1,6 +1,5 @@
 """Checkpoints, dicts of what KINDS says: written in a thread, complete or not at all, and read without running code."""
 
-import json
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.amp import GradScaler
+from torch.utils._pytree import tree_map_with_path
 
 from layers.sharding import full_tensor
 from nanodnt.files import link_file, replace_file, write_file
@@ -111,19 +110,18 @@ class Saver:
         """A copy of nested dicts and lists for `save`, good until the next: with full tensors on the CPU, and None in
         their place but on rank 0. Sharded, nothing is gathered, and each rank copies what it holds."""
         self.finish()  # who reads the memory of the last copy
-        copied = shards.split(value, self._copy_tensor) if self.sharded else self._copy(value, ())
+        if self.sharded:
+            copied = shards.split(value, self._copy_tensor)
+        else:
+            copied = tree_map_with_path(self._copy_full, value)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
-    def _copy(self, value, path: tuple):
-        if isinstance(value, dict):
-            return {key: self._copy(part, (*path, key)) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(part, (*path, i)) for i, part in enumerate(value))
+    def _copy_full(self, path, value):
         if not torch.is_tensor(value):
             return value
-        value = full_tensor(value.detach())
+        value = full_tensor(value.detach())  # all ranks call it
         return self._copy_tensor(value, path) if self.is_main else None
 
     def _copy_tensor(self, value, path):
@@ -201,12 +199,10 @@ def fingerprint(out_dir: Path) -> dict:
     return found
 
 
-def how_to_continue(out_dir: Path, damaged: tuple[str, ...] = ()) -> str:
+def how_to_continue(out_dir: Path, damaged: list[str] | tuple = ()) -> str:
     """What continues the run in `out_dir` without its `damaged` checkpoints, in words for an error message. "" if there
     is no other checkpoint."""
-    there = fingerprint(out_dir)
-    bad_inodes = {there[name][0] for name in damaged if name in there}
-    intact = {name: written for name, (inode, written, _) in there.items() if inode not in bad_inodes}
+    intact = {name: time for name, (_, time, _) in fingerprint(out_dir).items() if name not in damaged}
     if not intact:
         return ""
     if not intact.keys().isdisjoint(LATEST):
@@ -220,8 +216,7 @@ def verify_records(path) -> None:
     """ValueError unless a file is as torch.save writes it, and all its CRC-32 match."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
+            if any(record.compress_type for record in archive.infolist()):
                 raise ValueError("packed by another program")  # torch would misread its tensors
             if record := archive.testzip():
                 raise ValueError(f"checksum of {record}")
@@ -256,40 +251,17 @@ def load_checkpoint(path, parts=shards.PARTS, share: tuple = (0, 1)) -> dict:
     task.check_trained_meta(checkpoint["meta"], path)
     if checkpoint["shards"]:
         shards.attach(checkpoint, Path(path).parent, parts, share, verify_records)
-    # a prefix that is left by code that saves a compiled model
-    model = {str(name).removeprefix("_orig_mod."): p for name, p in checkpoint["model"].items()}
-    return {**checkpoint, "model": model, "path": Path(path)}
+    return checkpoint | {"path": Path(path)}
 
 
 def check_structure(checkpoint: dict) -> None:
-    """ValueError, which names the key, unless each key of KINDS has a value of that kind that a run can have: numbers,
-    words, and ordinary tensors of floats in "model" and "optimizer". What these two need is checked as they load it."""
-
-    def check_tensor(value):  # json calls it for whatever it does not know
-        if not isinstance(value, torch.Tensor) or value.is_nested or not value.is_floating_point():
-            raise TypeError
-        if value.layout != torch.strided or value.device.type != ("meta" if checkpoint.get("shards") else "cpu"):
-            raise TypeError
-
-    step, scaled = checkpoint.get("step"), GradScaler("cpu").state_dict().keys()
-    checks = dict.fromkeys(("step", "tokens", "skipped", "shift", "rollbacks"), is_count) | dict(
-        rows=lambda value: value == -1 or is_count(value),
-        evaluated=lambda value: is_count(step) and -1 <= value <= step,
-        pending=lambda value: not value or is_metrics_row(value) and value["step"] == step,
-        scaler=lambda value: value.keys() in (set(), scaled) and all(map(is_number, value.values())),  # or not scaled
-        recent=lambda value: all(map(is_number, value)),
-        shards=shards.is_description,
-        names=lambda value: all(KEPT_NAME.fullmatch(str(name)) for name in value),
-    )
-    wrong = []
-    for key, kind in KINDS.items():
-        value = checkpoint.get(key, ...)
-        try:
-            json.dumps(value, default=check_tensor if key in ("model", "optimizer") else None)
-            fits = isinstance(value, kind) and (key not in checks or checks[key](value))
-        except (TypeError, ValueError, RecursionError):
-            fits = False
-        wrong += [] if fits else [key]
+    """ValueError, which names the keys, unless each key of KINDS has a value of that kind, and what becomes part of a
+    path is a name that a run gives. What "model" and "optimizer" need is checked as they are loaded."""
+    wrong = [key for key, kind in KINDS.items() if not isinstance(checkpoint.get(key), kind)]
+    if not wrong and not all(KEPT_NAME.fullmatch(str(name)) for name in checkpoint["names"]):
+        wrong = ["names"]
+    if not wrong and not shards.is_description(checkpoint["shards"]):
+        wrong = ["shards"]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} missing, or nothing that a run saves")
 
@@ -298,24 +270,25 @@ def load_latest(out_dir: Path, say=print, env=None) -> dict | None:
     """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
     before, with a warning. None where there is no checkpoint; ValueError where none can be read. All ranks of `env`
     must call this: they verify shards by turns, and read the same checkpoint."""
-    problems, there = [], [name for name in LATEST if (out_dir / name).exists()]
-    if env and any(names != there for names in env.gather(there)):
+    gather = env.gather if env else lambda value: [value]
+    share = (env.rank, env.world_size) if env else (0, 1)
+    there = [name for name in LATEST if (out_dir / name).exists()]
+    if any(names != there for names in gather(there)):
         raise ValueError(f"processes found different checkpoints: {out_dir} must be a folder that all share")
+    problems = []
     for path in (out_dir / name for name in there):
         problem = None
         try:
-            checkpoint = load_checkpoint(path, share=(env.rank, env.world_size) if env else (0, 1))
+            checkpoint = load_checkpoint(path, share=share)
         except ValueError as e:
             problem = str(e)
-        if problem := next(filter(None, env.gather(problem) if env else [problem]), None):
-            problems.append(problem)
-            continue
-        if problems:
-            say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
-        return checkpoint
+        of_all = [message for message in gather(problem) if message]
+        if not of_all:
+            if problems:
+                say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
+            return checkpoint
+        problems.append(of_all[0])
     if problems:
-        problem = "; ".join(problems) + ": nothing to resume from"
-        if other := how_to_continue(out_dir, damaged=tuple(there)):
-            problem += f"; {other}"
-        raise ValueError(problem)
+        advice = ["nothing to resume from", how_to_continue(out_dir, damaged=there)]
+        raise ValueError(f"{'; '.join(problems)}: {'; '.join(filter(None, advice))}")
     return None

@@ -15,12 +15,10 @@ WRONG = 0.5  # relative error of a role's gradient beyond which it is no roundin
 DEEP = 36  # from so many blocks, auto compiles them one by one: a graph grows with their number; our choice
 MACHINE = 8  # GPUs between which messages are surely fast: our choice
 
-# Seconds that a step under DDP loses, counted for H100s. By blocks, to write and read stream and norms between them:
-# for each token, block and channel; in all 1.65 ms (2.9%) for 32,768 tokens of 12 blocks of 768 channels.
-LOST_BY_BLOCKS = 1.65e-3 / (32768 * 12 * 768)
-# As one graph, while all gradients are averaged after it: for each parameter; 4 bytes go 2 · 7/8 times over NVLink. (By
-# blocks they leave beside the backward pass.) 124M and half a million tokens: 3.3 and 2.4 ms; 1.4B: 26 and 28.
-LOST_BY_ONE_GRAPH = 4 * 2 * (7 / 8) / 360e9
+# What a step under DDP loses, counted for H100s. By blocks, to write and read stream and norms between them, 5.5 ps for
+# each token, block and channel: 1.65 ms for 32,768 tokens of 12 blocks of 768 channels. As one graph, to average all
+# gradients after the backward pass, 19 ps for each parameter: 4 bytes go 2 · 7/8 times over NVLink.
+COST_OF_ONE_GRAPH = 3.56  # for a parameter; by blocks it is 1 for a token, block and channel
 
 
 def choose_blocks(config, model, parallel: str, processes: int) -> tuple:
@@ -36,10 +34,8 @@ def choose_blocks(config, model, parallel: str, processes: int) -> tuple:
     if processes > MACHINE:
         return True, "auto: gradients leave during the backward pass, since a network may be slow"
     tokens = config.batch_size * model.config.block_size / processes
-    by_blocks = LOST_BY_BLOCKS * tokens * n_layer * width
-    by_one_graph = LOST_BY_ONE_GRAPH * model.num_params()
-    lost = f"{1e3 * by_blocks:.2g} ms a step would be lost by blocks, {1e3 * by_one_graph:.2g} by one graph"
-    return by_blocks < by_one_graph, f"auto: {lost}, on H100s"
+    few = tokens * n_layer * width < COST_OF_ONE_GRAPH * model.num_params()
+    return few, f"auto: {tokens:,.0f} tokens of a process in a step are {'few' if few else 'many'} for one message"
 
 
 def compile_parts(model, **how):
@@ -102,13 +98,15 @@ def compile_model(model, config, example: tuple, env):
     evaluation and in training mode, so that nothing compiles, or fails to, during the run. If it fails on a CPU with
     compile=auto, there is one warning and the model runs eagerly, on all processes. On a GPU, where that would be slow
     for days, with another setting, and under FSDP, it is a ValueError. All ranks must call this."""
-    t0, failed, sums, gpu = time.time(), False, {}, env.device.type == "cuda"
+    t0, problem, sums, gpu = time.time(), "", {}, env.device.type == "cuda"
     must = gpu or config.compile != "auto" or env.parallel == "fsdp"  # whose others wait for this one's weights
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config, model, env.parallel, env.world_size)
-    changed = gpu and config.kernels != "off"
-    how = dict(options={"combo_kernels": True}) if changed else {}  # small kernels that could run together are one
-    first = "try --kernels=off first; else " if changed else ""
+    fix = "use --compile=False, or another torch"
+    how = {}
+    if gpu and config.kernels != "off":
+        how = dict(options={"combo_kernels": True})  # small kernels that could run together are one
+        fix = f"try --kernels=off first; else {fix}"
     env.print(f"compiling {'embedding, blocks and loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
         compiled = compile_parts(model, **how) if blocks else torch.compile(model, dynamic=False, **how)
@@ -121,22 +119,19 @@ def compile_model(model, config, example: tuple, env):
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager needs even more
             raise torch.OutOfMemoryError(str(e)) from e
-        reason = reason_of(e)[:200]
+        problem = f"torch.compile failed ({reason_of(e)[:200]}); it needs a C compiler, on a GPU Python.h, too"
         if must:
-            fix = "it needs gcc and Python.h (on Debian: apt install gcc python3-dev); or, slower, " if gpu else ""
-            raise ValueError(f"torch.compile failed ({reason}): {first}{fix}use --compile=False") from e
-        failed = True
-        print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
+            raise ValueError(f"{problem} (on Debian: apt install gcc python3-dev): {fix}") from e
     finally:
         model.train().zero_grad(set_to_none=True)
-    failed = env.any_rank(failed)
+    failed = env.any_rank(problem != "")
     if not failed and (wrong := wrong_gradients(sums, env)):
-        reason = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
-        if must:
-            raise ValueError(f"{reason}: {first}use --compile=False, or another torch")
-        env.print(f"warning: {reason}; running eagerly")
         failed = True
+        problem = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
+        if must:
+            raise ValueError(f"{problem}: {fix}")
     if failed:
+        env.print(f"warning: {problem or 'torch.compile failed on another process'}; running eagerly")
         for module, name in parts(model):  # undo compile_parts
             vars(module).pop(name, None)
         model.runtime.flex_attention = False  # eager, it would keep all attention weights

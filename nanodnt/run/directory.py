@@ -15,17 +15,16 @@ import numpy as np
 import torch
 
 from configurator import VERSION
-from nanodnt.files import all_of, link_file, make_folder, make_printable, retry_once, write_file
+from nanodnt.files import link_file, make_folder, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
-from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
+from nanodnt.run.metrics import finite, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_PATCH, MAX_CHANGED = 10_000_000, 1000  # bytes of source.patch; changed files that a record names: our choices
-OF_A_START = ("wall_s", "goodput", "peak_mem_bytes", "energy_j")  # what a start that has nothing left to train leaves
-GIT_SECONDS = 10  # to wait for each answer of git, and for a whole source.patch: our choice
-DIFF = "diff --no-color --no-ext-diff --no-textconv --no-renames --no-relative --ignore-submodules=dirty -U3"
-DIFF += " --src-prefix=a/ --dst-prefix=b/"  # what `git apply` reads, whatever the user's configuration of git says
+OF_A_START = ("wall_s", "goodput", "peak_mem_bytes")  # what a start that has nothing left to train leaves
+MAX_CHANGED = 1000  # changed files that a record names, and copies: our choice
+GIT_SECONDS = 10  # to wait for an answer of git: our choice
+CODE = ("*.py", "layers/**/*.py", "nanodnt/**/*.py", "interop/**/*.py", "studies/**/*.py")
 
 
 class RunDirectory:
@@ -33,7 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path, self.metrics, self.lock, self.wandb = path, path / "metrics.jsonl", None, None
-        self.record, self.earlier_end = {}, None  # what config.json holds, and its "end" when this start found it
+        self.record, self.earlier_end = {}, {}  # what config.json holds, and its "end" when this start found it
 
     def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb_id=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
@@ -51,7 +50,7 @@ class RunDirectory:
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
-        self.record, patch = {**configs, **run_record()}, source_patch()
+        self.record = configs | run_record()
         if configs["train"]["wandb_log"]:
             self._start_wandb(wandb_id)
         self.lock = lock_folder(self.path)
@@ -61,9 +60,8 @@ class RunDirectory:
         if resumed:
             self.earlier_end = read_end(self.path)
         self._write_record()
-        (self.path / "source.patch").unlink(missing_ok=True)
-        if patch:
-            write_file(self.path / "source.patch", lambda f: f.write(patch))
+        copy_code(self.path / "source")
+        (self.path / "source.patch").unlink(missing_ok=True)  # of an earlier version
         write_file(self.metrics, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
         if resumed is None:
             for name in seen:
@@ -86,13 +84,11 @@ class RunDirectory:
             project, group, tags = (self.record["train"][f"wandb_{name}"] for name in ("project", "group", "tags"))
             tags = [tag for tag in map(str.strip, tags.split(",")) if tag]
             how = dict(project=project, group=group or None, tags=tags)
-            how |= dict(name=make_printable(self.path.name), id=run_id, resume="allow" if run_id else None)
+            how |= dict(name=self.path.name, id=run_id, resume="allow" if run_id else None)
             self.wandb = wandb.init(dir=self.path, config=self.record, **how)
-        except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            if isinstance(e, ModuleNotFoundError) and e.name == "wandb":
-                raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-            fix = "if it is the login or the network, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
-            raise ValueError(f"wandb did not start ({all_of(e)}): {fix}") from e
+        except Exception as e:  # no package, key or network, a full disk: wandb's errors share no base class
+            fix = "pip install wandb, run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
+            raise ValueError(f"wandb did not start ({reason_of(e)}): {fix}") from e
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
@@ -108,14 +104,14 @@ class RunDirectory:
         retry_once(self.metrics, append)
         if self.wandb:
             with wandb_may_fail(f"the metrics of step {row['step']}"):
-                self.wandb.log(flat(row), step=row["step"])
+                self.wandb.log(row, step=row["step"])
 
     def close(self, end: dict | None = None, trained: bool = True) -> None:
         """`end`: what `Meter.end` found, which goes into config.json, with seconds of training; None: the run failed. A
         start that found nothing left to train (not `trained`) leaves there what an earlier one took."""
         if end:
             end["training_s"] = (training_seconds(read_metrics(self.path)) or [0.0])[-1]
-            took = {} if trained else self.earlier_end or {}
+            took = {} if trained else self.earlier_end
             self.record["end"] = end | {name: took[name] for name in OF_A_START if name in took}
             self._write_record()
         if self.wandb:
@@ -123,14 +119,9 @@ class RunDirectory:
         self.lock.close()
 
     def _finish_wandb(self, end):
-        with wandb_may_fail("loss.png or the end of the run"):
-            import wandb
-
+        with wandb_may_fail("the end of the run"):
             if end:
                 self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": self.record["end"]})
-                if (self.path / "loss.png").exists():
-                    self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
-        with wandb_may_fail("the end of the run"):
             self.wandb.finish(exit_code=0 if end else 1)
 
 
@@ -141,15 +132,14 @@ def wandb_may_fail(what: str):
     try:
         yield
     except Exception as e:
-        print(f"note: wandb did not take {what} ({all_of(e)})", file=sys.stderr)
+        print(f"note: wandb did not take {what} ({reason_of(e)})", file=sys.stderr)
 
 
-def read_end(path: Path) -> dict | None:
-    """The "end" of the config.json in a run directory; None where there is none, or a damaged one."""
-    with suppress(OSError, ValueError, RecursionError, AttributeError):
-        end = json.loads((path / "config.json").read_text(encoding="utf-8")).get("end")
-        return end if isinstance(end, dict) else None
-    return None
+def read_end(path: Path) -> dict:
+    """The "end" of the config.json in a run directory; {} where there is none."""
+    with suppress(OSError, ValueError):
+        return json.loads((path / "config.json").read_text(encoding="utf-8")).get("end", {})
+    return {}
 
 
 def lock_folder(out_dir: Path):
@@ -169,49 +159,49 @@ def lock_folder(out_dir: Path):
     return file
 
 
-def git(*command, at: str = "") -> bytes | None:
-    """What git prints in a folder, ROOT; None where there is no git, no repository, or no answer in time."""
-    call = ["git", "--no-optional-locks", "--literal-pathspecs", "-C", at or ROOT, *command]
+def git(*command: str) -> str | None:
+    """What git prints in ROOT; None where there is no git, no repository, or no answer in time."""
+    call = ["git", "--no-optional-locks", "-C", ROOT, *command]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(call, capture_output=True, timeout=GIT_SECONDS)
-        return done.stdout if done.returncode in (0, 1) else None
+        done = subprocess.run(call, capture_output=True, timeout=GIT_SECONDS, check=True)
+        return os.fsdecode(done.stdout)
     return None
 
 
-def changed_files() -> list | None:
+def changed_files() -> list[str] | None:
     """What differs from the commit below ROOT, Python first: as git shows it, two letters, a space, and the path from
     the top of the repository. None where git does not say."""
-    found = git(*"status --porcelain -z -uall --no-renames --ignore-submodules=dirty -- .".split())
-    return None if found is None else sorted(found.split(b"\0")[:-1], key=lambda entry: not entry.endswith(b".py"))
+    status = git("status", "--porcelain", "-z", "-uall", "--no-renames", "--", ".")
+    if status is None:
+        return None
+    entries = status.split("\0")[:-1]
+    return sorted(entries, key=lambda entry: not entry.endswith(".py"))[:MAX_CHANGED]
 
 
-def source_patch() -> bytes:
-    """What `git apply` makes of the commit in config.json the code of this run: changes of tracked files, and new text
-    files, of at most MAX_PATCH bytes together; those left out are named."""
-    top, changed = os.fsdecode((git("rev-parse", "--show-toplevel") or b"").rstrip(b"\n")), changed_files() or []
-    head, parts, size, began = [], [], 0, time.monotonic()
-    for entry in changed[:MAX_CHANGED]:
-        name, how, part, fits = entry[3:], ("--binary", "HEAD", "--"), b"", time.monotonic() - began < GIT_SECONDS
-        if entry[:2] == b"??":
-            how = "--no-index", "--", "/dev/null"
-        with suppress(OSError):  # it is gone
-            fits = fits and os.lstat(os.path.join(top, os.fsdecode(name))).st_size <= MAX_PATCH
-        if fits:
-            part = git(*DIFF.split(), *how, name, at=top) or b""
-        if not part or b"\nBinary files " in part or size + len(part) > MAX_PATCH:
-            head.append(f"left out (too large, not text, or git is slow): {os.fsdecode(name)!a}\n".encode())
-        else:
-            parts.append(part)
-            size += len(part)
-    head += [f"left out: {len(changed) - MAX_CHANGED:,} more files\n".encode()] * (len(changed) > MAX_CHANGED)
-    return b"".join(head + parts)
+def copy_code(target: Path) -> None:
+    """Put the Python files that the commit lacks, changed or new, into the folder `target` as they are; all of this
+    code where git does not answer."""
+    shutil.rmtree(target, ignore_errors=True)
+    top = git("rev-parse", "--show-toplevel")
+    changed = changed_files() if top else None
+    if changed is None:
+        folder = ROOT
+        names = [str(path.relative_to(ROOT)) for pattern in CODE for path in ROOT.glob(pattern)]
+    else:
+        folder = Path(top.rstrip("\n"))
+        names = [entry[3:] for entry in changed if entry.endswith(".py")]
+    for name in names:
+        if (folder / name).is_file():  # not one that was deleted
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, target / name)
+    if target.exists():
+        (target / ".gitignore").write_text("*\n", encoding="utf-8")  # no later run copies the copies
 
 
 def run_record() -> dict:
     """What config.json holds besides the configuration: command line, versions, git commit, time."""
-    commit, changed = (git("rev-parse", "--verify", "-q", "HEAD") or b"").decode().strip(), changed_files()
-    names = None if changed is None else [entry.decode(errors="backslashreplace") for entry in changed[:MAX_CHANGED]]
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     versions |= {"numpy": np.__version__, "nanodnt": VERSION}
+    commit = (git("rev-parse", "--verify", "-q", "HEAD") or "").strip()
     record = {"command": sys.argv, "versions": versions, "git_commit": commit or None}
-    return record | {"git_changed_files": names, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return record | {"git_changed_files": changed_files(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -20,9 +20,7 @@ from layers import cores
 from nanodnt.run import signals
 from nanodnt.run.hardware import keep_freed_memory, unusable_gpu
 
-MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
-MAX_PORT = 2**16 - 1
 
 
 @dataclass
@@ -40,8 +38,6 @@ class Env:
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
     began: float = field(default_factory=time.perf_counter)
     trained: float = 0.0  # seconds of training since then
-    joules: float = 0.0  # used since then, up to when `energy` was read
-    energy: list = field(default_factory=list)  # the counters of `energy_counters`
     asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
 
     @property
@@ -164,9 +160,9 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
             return torch.bfloat16, "auto: the GPU has it"
         return torch.float16, "auto: the GPU has no bf16; losses are scaled"
     if device.type == "cpu":
-        tests = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
-        has_bf16 = any(test() for test in tests if test)  # torch's own, which another version may lack
-        return (torch.bfloat16, "auto: the CPU has it") if has_bf16 else (torch.float32, "auto: the CPU has no bf16")
+        if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+            return torch.bfloat16, "auto: the CPU has it"
+        return torch.float32, "auto: the CPU has no bf16"
     return torch.float32, f"auto on {device.type}"
 
 
@@ -221,16 +217,9 @@ def environment(device: str, dtype: str, timeout_s: int):
 
 def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _env_int("TORCHELASTIC_MAX_RESTARTS", 0):
-        note = "note: after a restart by torchrun the processes may fail to find each other"
-        env.print(f"{note}: before torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     env.timeout = timedelta(seconds=timeout_s)
-    cores.processes_here = max(1, _env_int("LOCAL_WORLD_SIZE", 1))
+    cores.processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     cuda = env.device.type == "cuda"
-    if env.world_size >= MANY and sys.platform == "linux" and "GLOO_DEVICE_TRANSPORT" not in os.environ:
-        # connect with whom one talks to, not each with every other. (Other transports cannot; and where a process is
-        # lost before its first message, torch prints its own stack.)
-        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     options = None
     if cuda:  # messages first where products fill the GPU; groups that are split off inherit it
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -245,31 +234,22 @@ def find_group() -> tuple[int, int, int] | None:
     """(rank, world size, rank on this machine) of this process in a process group, from the environment variables that
     torchrun sets. None where they describe no group. ValueError where only some of them are set, as by a SLURM script
     that exports WORLD_SIZE, or where they contradict each other. An empty variable counts as not set, as in torch."""
-    rank = _env_int("RANK", 0)
-    world_size = _env_int("WORLD_SIZE", 1)
-    missing = [name for name in GROUP if not os.environ.get(name)]
-    if missing and rank == 0 and world_size == 1:
+    given = {name: os.environ[name] for name in GROUP if os.environ.get(name)}
+    place = [given.get(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))]
+    found = f"the environment has {', '.join(f'{name}={value}' for name, value in given.items())}"
+    fix = "start with torchrun, which sets them all, or unset them for a single process"
+    try:
+        rank, world_size, local_rank = map(int, place)
+    except ValueError:
+        raise ValueError(f"{found}, of which some is no number: {fix}") from None
+    if len(given) < len(GROUP) and (rank, world_size) == (0, 1):
         return None
+    missing = [name for name in GROUP if name not in given]
     if missing:
-        given = ", ".join(f"{name}={os.environ[name]}" for name in GROUP if name not in missing)
-        fix = "start with torchrun, which sets them all, or unset them for a single process"
-        raise ValueError(f"the environment has {given}, but not {', '.join(missing)}: {fix}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"RANK={rank} in the environment is not from 0 to WORLD_SIZE - 1 = {world_size - 1}")
-    local_rank = _env_int("LOCAL_RANK", 0)
-    if not 0 <= local_rank < world_size:
-        raise ValueError(f"LOCAL_RANK={local_rank} in the environment is not from 0 to {world_size - 1}")
-    port = _env_int("MASTER_PORT", 0)
-    if not 0 <= port <= MAX_PORT:
-        raise ValueError(f"MASTER_PORT={port} in the environment is not from 0 to {MAX_PORT}")
+        raise ValueError(f"{found}, but not {', '.join(missing)}: {fix}")
+    if not (0 <= rank < world_size and 0 <= local_rank < world_size):
+        raise ValueError(f"{found}, where a rank is not from 0 to WORLD_SIZE - 1: {fix}")
     return rank, world_size, local_rank
-
-
-def _env_int(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
-    if not re.fullmatch(r"\s*-?\d{1,9}\s*", text):
-        raise ValueError(f"{name}={text[:40]!r} in the environment is not a number that it can have: unset it")
-    return int(text)
 
 
 class Stop:

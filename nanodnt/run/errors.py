@@ -26,9 +26,7 @@ def reports_errors(main):
         try:
             signals.start_main()
             code = main() or 0
-            signals.end_main()
         except EXPECTED as e:
-            signals.end_main()  # first: a second Ctrl-C must not end in a traceback
             code = report_error(e)
         flushed = flush_output()
         return code or flushed

@@ -1,9 +1,6 @@
 """What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
-import codecs
 import ctypes
-import locale
-import math
 import os
 import platform
 import re
@@ -26,8 +23,7 @@ PEAK_FLOPS |= {"4090 D": 147e12, "RTX 5090": 209.5e12, "RTX 4090": 165e12, "RTX 
 PEAK_FLOPS |= {"MI300X": 1307e12, "MI325X": 1307e12}
 OTHERS = {"Laptop", "MIG"}  # a part of such a device, or a slower one of its name
 
-NVIDIA_DRIVER, DEVICES, RAPL = Path("/proc/driver/nvidia/version"), Path("/dev"), Path("/sys/class/powercap")
-DRIVERS = {13: 580, 12: 525, 11: 450}  # the oldest that runs programs of this CUDA: NVIDIA's release notes
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 # Parameters of glibc's mallopt(3), by number, and what we set them to: up to 2 GiB of freed memory stay in the process.
 # Blocks from 32 MiB on go back to the system at once: the largest threshold that glibc chooses by itself.
@@ -54,20 +50,11 @@ def unusable_gpu() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # names none if it is empty, -1 or, by Slurm, NoDevFiles
     if not re.match(r"\d|GPU-|MIG-", visible) or torch.cuda.is_available() or not NVIDIA_DRIVER.exists():
         return ""
-    version = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text(encoding="utf-8"))
-    driver = version[0] if version else "0"
-    found, cuda = f"this machine has NVIDIA's driver {driver}, but torch {torch.__version__}", torch.version.cuda
-    builds = " or ".join(f"CUDA {n} (from driver {least})" for n, least in DRIVERS.items() if n > 11)
-    builds += ", see docs/runs.md, Installing"
-    if not cuda:
-        return f"{found} is no build for CUDA: install one from torch's own index, for {builds}; or use --device=cpu"
-    least = DRIVERS.get(int(cuda.split(".")[0]), 0)
-    if int(driver.split(".")[0]) < least:
-        fix = f"update the driver, or install torch's build for an older CUDA: {builds}; or use --device=cpu"
-        return f"{found} is built for CUDA {cuda}, which needs {least} or newer: {fix}"
-    if not any(DEVICES.glob("nvidia[0-9]*")):
-        return f"{found} finds no {DEVICES}/nvidia0: start the container with the GPUs, or use --device=cpu"
-    return f"{found} finds no GPU that works: nvidia-smi may say why; or use --device=cpu"
+    driver = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text(encoding="utf-8"))
+    machine = f"this machine has NVIDIA's driver {driver and driver[0]}"
+    build = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU that works"
+    fix = "install the build that docs/runs.md, Installing, names for it, ask nvidia-smi, or use --device=cpu"
+    return f"{machine}, but {build}: {fix}"
 
 
 def keep_freed_memory() -> None:
@@ -93,27 +80,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def energy_counters(device: torch.device) -> list:
-    """[(joules used so far, joules at which the counter begins anew)]: of a GPU by NVML, or of each CPU of this machine
-    by RAPL, on Linux and readable by root, some 10⁵ J. [] where neither can be read."""
-    if device.type != "cuda":
-        try:  # psys would count the packages again, and core, uncore and dram are parts
-            zones = [zone for zone in RAPL.glob("intel-rapl:*") if (zone / "name").read_bytes().startswith(b"package")]
-            files = [(zone / "energy_uj", zone / "max_energy_range_uj") for zone in sorted(zones)]
-            return [tuple(int(file.read_bytes()) / 1e6 for file in pair) for pair in files]
-        except (OSError, ValueError):
-            return []
-    handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
-    try:
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
-        failed = failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))
-    except (OSError, AttributeError):  # no such library, or no such function in it
-        return []
-    return [] if failed else [(used.value / 1e3, math.inf)]
 
 
 def available_bytes(device: torch.device) -> int:
@@ -151,23 +117,7 @@ def attention_backend(config, env, masked: bool = False) -> str:
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
     """(bool, reason) for `auto`, True, False, `blocks`. A cold compile takes about a minute. auto compiles on a GPU; on
-    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes.
-    ValueError where it is to compile, and torch cannot."""
-    compiled, reason = wants_compile(setting, device, training_flops)
-    if compiled:
-        check_locale()
-    return compiled, reason
-
-
-def check_locale() -> None:
-    """ValueError where torch cannot compile: it reads UTF-8 files of its own in the locale's encoding (2.13)."""
-    encoding = codecs.lookup(locale.getpreferredencoding(False)).name
-    if encoding == "ascii":
-        raise ValueError("torch.compile does not work in a locale of ASCII: export PYTHONUTF8=1, or --compile=False")
-
-
-def wants_compile(setting, device: torch.device, training_flops: float) -> tuple:
-    """`choose_compile`, whether torch can or not."""
+    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes."""
     if setting != "auto":
         return bool(setting), "as asked"
     if device.type == "cuda":

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from nanodnt.files import make_printable, write_file
 from nanodnt.run.checkpoints import is_metrics_row
-from nanodnt.run.hardware import energy_counters, peak_flops, peak_memory_bytes
+from nanodnt.run.hardware import peak_flops, peak_memory_bytes
 
 
 class Meter:
@@ -28,7 +28,6 @@ class Meter:
         self.last_step, self.clock = state.step, time.perf_counter()
         self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
-        env.energy = env.energy or energy_counters(env.device)  # a roll-back makes a new meter
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -46,8 +45,6 @@ class Meter:
         wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
         self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
         self.counts[2], self.env.trained = 0.0, self.env.trained + trained
-        if self.env.device.type == "cpu":
-            self.count_energy()  # its counters begin anew within an hour; NVML's do not
         row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
@@ -57,23 +54,14 @@ class Meter:
 
     def end(self, how: str, state) -> dict:
         """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens, FLOPs (and training_s,
-        from metrics.jsonl); since its last start seconds, the share of training in them, the largest peak memory of a
-        process, and joules of all GPUs, or of the first machine's CPUs, None where they cannot be read. All ranks must
-        call it."""
+        from metrics.jsonl); since its last start seconds, the share of training in them, and the largest peak memory of
+        a process. All ranks must call it."""
         wall = time.perf_counter() - self.env.began
-        self.count_energy()
-        memory, joules = zip(*self.env.gather((peak_memory_bytes(self.env.device), self.env.joules)), strict=True)
-        joules = joules[:1] if self.env.device.type == "cpu" else joules
+        peaks = self.env.gather(peak_memory_bytes(self.env.device))
         flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
         found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step, tokens=state.tokens)
         found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.env.trained / wall)
-        return finite(found | dict(peak_mem_bytes=max(memory), energy_j=sum(joules)))
-
-    def count_energy(self) -> None:
-        """Add what was used since the last call to `joules`, which is NaN where that cannot be read."""
-        before, self.env.energy = self.env.energy, energy_counters(self.env.device)
-        used = [(now - then) % limit for (then, _), (now, limit) in zip(before, self.env.energy, strict=False)]
-        self.env.joules += sum(used) if used and len(before) == len(self.env.energy) else math.nan
+        return finite(found | dict(peak_mem_bytes=max(peaks)))
 
     @contextmanager
     def paused(self, wait: bool):
@@ -111,14 +99,6 @@ def make_watchers(run) -> tuple:
 def finite(value):
     """`value`, nested dicts and lists, with None for NaN and infinity."""
     return tree_map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, value)
-
-
-def flat(value, name: str = "") -> dict:
-    """{path, such as track/stream_var/0: value} of nested dicts and lists."""
-    if not isinstance(value, (dict, list)):
-        return {name: value}
-    parts = value.items() if isinstance(value, dict) else enumerate(value)
-    return {k: v for key, part in parts for k, v in flat(part, f"{name}/{key}" if name else str(key)).items()}
 
 
 def read_metrics(out_dir: Path) -> list:
@@ -166,8 +146,7 @@ def end_line(end: dict) -> str:
     """The console's words for what `Meter.end` found."""
     words = f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs, "
     words += f"{end['training_s']:.1f} s of training; since the last start {end['wall_s']:.1f} s, "
-    words += f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
-    return words if end["energy_j"] is None else f"{words}, {end['energy_j'] / 3.6e6:.3g} kWh"
+    return words + f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
 
 
 def training_seconds(rows: list) -> list | None:
@@ -183,10 +162,12 @@ def training_seconds(rows: list) -> list | None:
 
 def smoothed(values: list, share: float) -> list:
     """Moving means over a window of that `share` of the values, shorter at both ends; centred, so without a lag."""
-    half, n = int(len(values) * share / 2), len(values)
-    sums = np.cumsum([0.0, *values])
-    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
-    return ((sums[high] - sums[low]) / (high - low)).tolist()
+    if not values:
+        return []
+    window = np.ones(2 * int(len(values) * share / 2) + 1)
+    counts = np.convolve(np.ones(len(values)), window)  # as long as both together
+    half = len(window) // 2
+    return (np.convolve(values, window) / counts)[half : half + len(values)].tolist()
 
 
 def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
@@ -238,9 +219,8 @@ def draw_loss(out_dir: Path, unit: str) -> None:
     line.set_label("training, smoothed")
     if len(val := dashed.get_ydata()):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
-    per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
-    title = make_printable(out_dir.name).replace("$", r"\$")
-    ax.set(xlabel=f"step{per_step}", ylabel=f"loss (nats per {unit})", title=title)
+    ax.set(xlabel="step", ylabel=f"loss (nats per {unit})")
+    ax.set_title(make_printable(out_dir.name), parse_math=False)
     finish_axis(ax, rows, 0.05 * rows[-1]["step"])
     ax.legend(frameon=False)
     save_figure(fig, out_dir / "loss.png")

@@ -31,16 +31,11 @@ def shard_path(out_dir: Path, name: str, rank: int, part: str) -> Path:
     return Path(out_dir) / FOLDER / f"{name}.{rank}.{part}.pt"
 
 
-def is_description(value) -> bool:
-    """Whether it is what a checkpoint says of its shards: {} for none; else the name of their files, the number of
-    processes, paths of tensors that one process has whole, and of those that are split along the second dimension
-    (which checkpoints of earlier versions lack)."""
-    try:
-        name, count, paths = value["name"], value["count"], value["whole"] + value.get("by_second", [])
-    except (KeyError, TypeError, AttributeError):
-        return value == {}
-    fits = type(name) is str and re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", name)
-    return bool(fits) and type(count) is int and 0 < count <= 2**20 and all(type(path) is str for path in paths)
+def is_description(value: dict) -> bool:
+    """Whether a checkpoint may say this of its shards: {} for none; else the "name" of their files, the "count" of
+    processes, the paths of tensors that one process has "whole", and "by_second", of those that are split along the
+    second dimension (which checkpoints of earlier versions lack)."""
+    return not value or bool(re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", str(value.get("name"))))
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

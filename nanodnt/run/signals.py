@@ -41,9 +41,3 @@ def start_main() -> None:
     """Give signals back to Python: Ctrl-C raises KeyboardInterrupt, the others end the process."""
     for number in IMPORTING:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def end_main() -> None:
-    """Let Ctrl-C end the process without a traceback while Python shuts down."""
-    if signal.SIGINT in IMPORTING:
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))

@@ -10,11 +10,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from layers.attention import visible_keys
-from layers.ops import rotary, rotate, upcast
-from layers.sharding import local_shard, own_rows, shard_dim, shard_group
+from layers.ops import upcast
+from layers.sharding import local_shard, shard_group
 from layers.slot import Slot
 from model import MLP, Attention, Transformer
 
@@ -94,12 +96,13 @@ def watch(notes: list):
 def probe(model: Transformer, *inputs) -> dict:
     """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
+    notes = [*notes_of_stream(model, found), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
     try:
         # without the stance FSDP's compiled parts would recompile with the hooks
-        with watch(notes), torch.compiler.set_stance("force_eager"):
+        note_logits = NoteLogits(found["logit_max"], model.config.causal, *inputs[1:])
+        with watch(notes), note_logits, torch.compiler.set_stance("force_eager"):
             model.runtime.flex_attention = False  # eager, it would keep all attention weights
             model.eval()(inputs[0], None, *inputs[1:])
     finally:
@@ -110,49 +113,44 @@ def probe(model: Transformer, *inputs) -> dict:
 
 def notes_of_stream(model: Transformer, found: dict):
     """For `watch`: stream_var, branch_var, alpha, inv_std, gain, the gains of block_norm, and embedding."""
-    slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
 
-    def note_part(prefixes, args, output):  # FSDP has gathered the parameters of this part by now
+    def note_stream(args, output):
         found["stream_var"].append(variance(args[0]))
-        for name, slot in slots.items():
-            gain = slot.gain_vector() if name.startswith(prefixes) else None
-            if gain is not None and gain.numel() > 1:
-                found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
 
-    def note_dyt(name, args, output):
-        alpha = slots[name].alpha
+    def note_dyt(name, slot, args, output):
+        alpha = slot.alpha
         found["alpha"][name] = alpha[0].clone() if torch.is_tensor(alpha) else alpha
         found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
 
-    def note_bounds(args, output):
-        gains = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
-        found.update(block_norm=gains, embedding=smallest_row(model))
-
-    for i, block in enumerate(model.blocks):
-        yield block.attn, partial(note_part, f"blocks.{i}.")
-        for branch, values in found["branch_var"].items():
-            yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
-    yield model.final_norm, partial(note_part, tuple(name for name in slots if not name.startswith("blocks.")))
-    yield model.final_norm, note_bounds  # FSDP keeps all gains and the embedding gathered through the forward
-    yield from [(slot, partial(note_dyt, name)) for name, slot in slots.items() if slot.norm == "dyt"]
-
-
-def notes_of_logits(model: Transformer, found: dict, idx, positions=None):
-    """For `watch`: logit_max, from what QK-norm returns, rotated and cast here as the product gets it."""
-    c, rope, queries = model.config, None, []
-    if c.pos == "rope":
-        places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
-        rope = rotary(places, c.head_dim, c.rope_theta)
-
-    def note_logits(attention, args, k):
-        q, dtype = queries.pop(), model.runtime.compute_dtype or attention.o.weight.dtype
-        pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
-        found["logit_max"].append(largest_logit(q, k, positions, c.causal))
+    def note_gains(args, output):
+        for name, gain in gain_vectors(model).items():
+            found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
+        norms = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
+        found.update(block_norm=norms, embedding=smallest_row(model))
 
     for block in model.blocks:
-        yield block.attn.f.q_norm, lambda args, q: queries.append(q)
-        yield block.attn.f.k_norm, partial(note_logits, block.attn.f)
+        yield block.attn, note_stream
+        for branch, values in found["branch_var"].items():
+            yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
+    yield model.final_norm, note_stream
+    yield model.final_norm, note_gains  # FSDP keeps all gains and the embedding gathered through the forward
+    for name, slot in model.named_modules():
+        if isinstance(slot, Slot) and slot.norm == "dyt":
+            yield slot, partial(note_dyt, name, slot)
+
+
+class NoteLogits(TorchFunctionMode):
+    """Inside, the largest logit of each attention goes into a list."""
+
+    def __init__(self, logits: list, causal: bool, positions=None):
+        super().__init__()
+        self.logits, self.causal, self.positions = logits, causal, positions
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            q, k = upcast(args[0]), upcast(args[1])
+            self.logits.append(largest_logit(q, k, self.positions, self.causal))
+        return func(*args, **kwargs or {})
 
 
 def notes_of_experts(model: Transformer, found: dict):
@@ -184,27 +182,23 @@ def fetch_numbers(tree, dtype=torch.float64):
 
 
 def power_sums(t, dtype) -> list:
-    """[Σ t², Σ t⁴] in `dtype`. The sums are taken over t / max |t|: fourth powers of small gradients would be 0."""
-    if not t.numel():
-        return [t.new_zeros((), dtype=dtype)] * 2
-    largest = torch.linalg.vector_norm(t, math.inf).clamp(min=torch.finfo(t.dtype).tiny)
-    square = fourth = 0.0
+    """[Σ t², Σ t⁴], added up in `dtype`: fourth powers of small gradients would be 0 in fp32."""
+    square = fourth = t.new_zeros((), dtype=dtype)
     for piece in t.flatten().split(PIECE):
-        piece = (piece / largest).square_()
-        square, fourth = square + piece.sum(), fourth + piece.square_().sum()
-    return [square.to(dtype) * largest.to(dtype) ** 2, fourth.to(dtype) * largest.to(dtype) ** 4]
+        squares = piece.to(dtype).square()
+        square = square + squares.sum()
+        fourth = fourth + squares.square().sum()
+    return [square, fourth]
 
 
 def sample(p) -> tuple:
-    """(a copy of every n-th entry of p, those in this process; n). They are the same ones in all however p is sharded,
-    and equally often of each column, because n shares no factor with the row length."""
-    n, columns = math.ceil(p.numel() / SAMPLE), p.numel() // len(p)
+    """(a copy of every n-th entry of p's rows in this process; n). They are equally often of each column, because n
+    shares no factor with the row length."""
+    n = math.ceil(p.numel() / SAMPLE)
+    columns = p.numel() // len(p)
     while math.gcd(n, columns) > 1:
         n += 1
-    dim, local = shard_dim(p), local_shard(p.detach())
-    rows, parts = p.shape[dim:].numel(), local if dim else [local]  # parts: of each matrix, if these are split
-    starts = [i * rows + own_rows(p).start * rows // p.shape[dim] for i in range(len(parts))]
-    return torch.cat([part.flatten()[-start % n :: n] for start, part in zip(starts, parts, strict=True)]), n
+    return local_shard(p.detach()).flatten()[::n].clone(), n
 
 
 class Tracker:

@@ -1,6 +1,5 @@
 """Two processes of which one dies, hangs, is slow, or is set up wrongly: both end, each with one line that says why."""
 
-import errno
 import os
 import re
 import shutil
@@ -13,31 +12,20 @@ import torch
 
 import nanodnt.start
 import train
-from support.faults import COMMANDS, Fault
+from support.faults import COMMANDS, Fault, Trial, strike_all
 from support.processes import left, play, processes
 from support.runs import load, make_dataset, metrics, run
 from support.strikes import ALWAYS, at_call, kill_me
-from support.trials import Trial, strike_all
 
 CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=2, init_from="auto")
 
 # ------------------------------------------------------------------------------------------------------- one is wrong
 
 
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def no_room_left(out):
-    within = at_call(os, "fsync", 1, full, lambda file: (out / "prev.pt").exists(), ALWAYS)
-    return dict(within=within, patches=[(time, "sleep", lambda seconds: None)])
-
-
 NO_ROOM = dict(patches=[(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))])
 MISTAKES = {  # the process that makes it, the mistake (a function that returns arguments of `play`), its message
     "no data": (1, lambda out: dict(dataset="/nowhere"), "[rank 1] error: dataset '/nowhere' is not prepared"),
     "a full disk": (0, lambda out: NO_ROOM, "[rank 0] error: .* has 0.00 GB free, a checkpoint needs"),
-    "a disk that fills up": (0, no_room_left, "[rank 0] error: cannot write .*No space left on device"),
 }
 DIFFERENT = {
     "flags": (1, lambda out: dict(eval_interval=7, seed=3), "seed, eval_interval"),
@@ -76,39 +64,27 @@ def test_processes_that_were_started_differently_say_so(what, dataset, tmp_path)
 # ------------------------------------------------------------------------------------------------ one dies, or hangs
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Fault("SIGKILL, forward", 0.5, 1)],
-        pytest.param(
-            [
-                Fault("SIGKILL, forward", 0.5, 1),
-                Fault("SIGKILL, backward", 0.5, 0),
-                Fault("SIGKILL, rename", 0.3, 0),
-                Fault("SIGTERM, forward", 0.5, 1),
-            ],
-            marks=pytest.mark.deep,
-        ),
-    ],
-    ids=["one fault", "four faults"],
-)
-def test_one_of_two_processes_dies(faults, dataset, tmp_path):
-    """The other ends by itself, with one line. Both are started again and go on exactly. The faults strike at a place
-    in the code: a moment by the clock can come after the end, where the machine is busy."""
-    command = COMMANDS["two processes"]
-    reference = Trial(tmp_path / "reference", command, dataset)
-    for outcome in strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)[:3]:
-        codes = list(outcome.codes)
-        assert codes.pop(outcome.fault.rank) == -signal.SIGKILL and codes == [1], outcome
+@pytest.fixture(scope="module")
+def reference(dataset, tmp_path_factory):
+    return Trial(tmp_path_factory.mktemp("reference") / "run", COMMANDS["two processes"], dataset)
 
 
-def test_one_of_two_processes_is_stopped_before_its_first_step(dataset, tmp_path):
+FAULTS = [Fault("SIGKILL", "forward", 0.5, 1), Fault("SIGKILL", "rename", 0.3, 0), Fault("SIGKILL", "clock", 0.4, None)]
+
+
+@pytest.mark.parametrize("faults", [FAULTS[:1], pytest.param(FAULTS[1:], marks=pytest.mark.deep)], ids=["one", "two"])
+def test_one_of_two_processes_dies(faults, reference, tmp_path):
+    """The other ends by itself, with one line. Both are started again and go on exactly."""
+    trial = Trial(tmp_path / "trial", reference.command, reference.dataset, reference)
+    for fault, codes in zip(faults, strike_all(trial, faults), strict=True):
+        dead = [-signal.SIGKILL if fault.rank in (rank, None) else 1 for rank in (0, 1)]
+        assert list(codes) == dead
+
+
+def test_one_of_two_processes_is_stopped_before_its_first_step(reference, tmp_path):
     """It has nothing to save and ends at once. The other, which waits for it, ends with one line."""
-    command = COMMANDS["two processes"]
-    reference = Trial(tmp_path / "reference", command, dataset)
-    early = Fault("SIGTERM, evaluation", 0.0, 1)
-    (outcome,) = strike_all(Trial(tmp_path / "trial", command, dataset, reference), [early])
-    assert outcome.codes == (1, 128 + signal.SIGTERM)
+    trial = Trial(tmp_path / "trial", reference.command, reference.dataset, reference)
+    assert strike_all(trial, [Fault("SIGTERM", "evaluation", 0.0, 1)]) == [(1, 128 + signal.SIGTERM)]
 
 
 def hang_in_step_12(rank, world, config):

@@ -239,7 +239,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, capsys):
     for argv, words in (
         ((begun, ""), "--to=FOLDER is needed"),
         ((begun, tmp_path / "there"), "there exists already"),
-        ((begun, tmp_path / "file" / "x"), "file is a file, not a folder): choose another --to"),
+        ((begun, tmp_path / "file" / "x"), "file is no folder to write to): choose another --to"),
         ((begun, tmp_path / "x", "--target=llama"), "--target=llama cannot hold this layout"),
         ((tmp_path, tmp_path / "x"), "there is no checkpoint"),
     ):

@@ -5,9 +5,8 @@ from functools import cache
 
 import pytest
 
-from support.faults import COMMANDS
+from support.faults import COMMANDS, Trial
 from support.runs import load, quick_runs, run
-from support.trials import Trial
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import signal
 import pytest
 
 import train
-from support.depth import spread
 from support.hostile import refusal
 from support.runs import assert_same_run, bits, column, different, load, metrics, run, tensors
 from support.strikes import VICTIM, at_call, at_row, kill_me, optimizers, spoil_gradients
@@ -17,8 +16,7 @@ OPTIMIZERS = dict(adamw=1e-2, msgdw=0.5, muon=1e-2, adam_mini=1e-2)  # with thei
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("value", spread((math.nan, math.inf, -math.inf), [math.nan]))
-def test_a_bad_gradient_is_skipped(value, optimizer, dataset, tmp_path):
+def test_a_bad_gradient_is_skipped(optimizer, dataset, tmp_path):
     changed = []  # one entry a step: names of what it changed
 
     def watch(model, optimizer):
@@ -33,25 +31,20 @@ def test_a_bad_gradient_is_skipped(value, optimizer, dataset, tmp_path):
         optimizer.register_step_post_hook(after)
 
     bad = {4, 5, 8, 9}
-    with optimizers(watch), spoil_gradients(value, bad, VICTIM):
+    with optimizers(watch), spoil_gradients(math.nan, bad, VICTIM):
         config = dict(optimizer=optimizer, learning_rate=OPTIMIZERS[optimizer], weight_decay=0.1, max_skipped=3)
         assert run(out_dir=tmp_path, dataset=dataset, **config) == 0
     assert [step for step, names in enumerate(changed) if not names] == sorted(bad)
-    assert changed[0] >= {f"/0/{name}" for name in load(tmp_path / "last.pt")["model"]}  # a good step changes them all
-    skipped = [sum(b < step for b in bad) for step in range(1, 21)]
-    assert list(column(tmp_path, "skipped_steps").values()) == skipped
-    assert [step for step, norm in column(tmp_path, "grad_norm").items() if norm is None] == [5, 6, 9, 10]
     last = load(tmp_path / "last.pt")
-    assert last["skipped"] == 4
-    assert all(t.isfinite().all() for t in tensors(last).values())
-    steps = [s["step"].item() for s in last["optimizer"]["state"].values() if "step" in s]
-    assert set(steps) == (set() if optimizer == "msgdw" else {16.0})
+    assert changed[0] >= {f"/0/{name}" for name in last["model"]}  # a good step changes them all
+    skipped = [sum(b < step for b in bad) for step in range(1, 21)]
+    assert list(column(tmp_path, "skipped_steps").values()) == skipped and last["skipped"] == 4
+    assert [step for step, norm in column(tmp_path, "grad_norm").items() if norm is None] == [5, 6, 9, 10]
 
 
-@pytest.mark.parametrize("value", spread((math.nan, math.inf), [math.inf]))
-def test_too_many_bad_gradients_end_the_run(value, short, dataset, tmp_path, capsys):
+def test_too_many_bad_gradients_end_the_run(short, dataset, tmp_path, capsys):
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30, save_interval=5, max_skipped=3)
-    with spoil_gradients(value, range(13, 1000), VICTIM):
+    with spoil_gradients(math.inf, range(13, 1000), VICTIM):
         code = run(**config)
     refusal(capsys, code, "3 steps in a row, up to about step 16,", f"first bad tensor: the gradient of {VICTIM})")
     last, prev = (load(tmp_path / name) for name in ("last.pt", "prev.pt"))
@@ -99,20 +92,9 @@ def test_fp16_with_loss_scaling_resumes(dataset, tmp_path):
         assert run(out_dir=tmp_path / "run", **config) == 143
     scaler = load(tmp_path / "run" / "last.pt")["scaler"]
     assert scaler["scale"] == 2.0**15 and scaler["_growth_tracker"] == 8
-    seen = []
-    with optimizers(lambda *_: seen.append(1)):
-        assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 0
+    assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 0
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert load(tmp_path / "run" / "last.pt")["scaler"]["_growth_tracker"] == 16
     assert column(tmp_path / "run", "skipped_steps")[20] == 1
     losses = column(tmp_path / "run", "train_loss")
     assert losses[20] < losses[1] - 0.2
-
-
-def test_resuming_in_fp16_what_began_in_fp32(dataset, tmp_path):
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
-    for dtype in ("float16", "float32"):
-        iters = load(tmp_path / "last.pt")["step"] + 2
-        config = dict(out_dir=tmp_path, dataset=dataset, max_iters=iters, dtype=dtype)
-        assert run(**config, init_from="resume") == 0
-    assert load(tmp_path / "last.pt")["step"] == 6

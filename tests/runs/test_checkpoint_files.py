@@ -1,18 +1,14 @@
-"""Checkpoints of a run: what they hold, writes that fail, files that are damaged or foreign."""
+"""Checkpoints of a run: what they hold, writes that fail, files that are damaged."""
 
 import errno
 import math
 import os
 import resource
 import signal
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-import nanodnt.files
 import train
 from model import GPT, GPTConfig
 from support.depth import spread
@@ -21,8 +17,6 @@ from support.runs import assert_same_run, contents, damage, load, resume, run
 from support.strikes import ALWAYS, Crash, at_call, at_row, crash, kill_me
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-# ------------------------------------------------------------------------------------------------ what they hold
 
 
 def test_what_a_checkpoint_holds(short):
@@ -55,100 +49,36 @@ def test_best_prev_and_last(losses, dataset, tmp_path, monkeypatch):
     assert {load(tmp_path / name)["best_val_loss"] for name in ("best.pt", "last.pt")} == {min(losses)}
 
 
-# ------------------------------------------------------------------------------------------------ writes that fail
-
-
-@contextmanager
-def failing(module, function, error, target="", times=ALWAYS):
-    """A function that raises instead of writing, where its last argument is a path of this name."""
-
-    failed = []
-
-    def fail(*args):
-        failed.append(args)
-        if hasattr(args[-1], "write"):
-            args[-1].write(b"half of it")
-        raise type(error)(*error.args)
-
-    def when(*args):
-        return not target or Path(args[-1]).name == target
-
-    with at_call(module, function, 1, fail, when, times):
-        yield
-    assert failed
-
-
-@contextmanager
-def files_that_may_not_grow():
-    """The real thing: the system refuses the bytes after the first 100,000."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-NO_SPACE, IO_ERROR = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-OWN_WORDS = RuntimeError("unexpected pos 64 vs 0")
-FAILURES = {  # what fails: (a context manager, words of the message)
-    "torch.save": (partial(failing, torch, "save", NO_SPACE), "No space left"),
-    "torch.save, in its own words": (partial(failing, torch, "save", OWN_WORDS), "unexpected pos 64"),
-    "fsync": (partial(failing, os, "fsync", IO_ERROR), "Input/output error"),
-    "rename to new.pt": (partial(failing, os, "replace", IO_ERROR, "new.pt"), "Input/output error"),
-    "rename to prev.pt": (partial(failing, os, "replace", IO_ERROR, "prev.pt"), "Input/output error"),
-    "rename to last.pt": (partial(failing, os, "replace", IO_ERROR, "last.pt"), "Input/output error"),
-    "a file that may not grow": (files_that_may_not_grow, "cannot write"),
-}
-FOR_GOOD = ["torch.save, in its own words", "fsync", "rename to last.pt", "a file that may not grow"]
-
-
-@pytest.fixture
-def no_pause(monkeypatch):
-    """Before a write is tried again."""
-    monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-
-
-@pytest.mark.parametrize("name", spread(FAILURES, FOR_GOOD))
-def test_a_write_that_fails_for_good(name, begun, short, dataset, no_pause, capsys):
-    failure, words = FAILURES[name]
-    before = contents(begun, "*.pt")
-    with ExitStack() as stack, at_row(25, lambda: stack.enter_context(failure())):
-        code = resume(begun, dataset)
-    refusal(capsys, code, words)
-    after = {path: content for path, content in contents(begun, "*.pt").items() if path in before}
-    if name == "rename to last.pt":  # then the other files are replaced already
-        assert after["last.pt"] == before["last.pt"]
-    else:
-        assert after == before
-    assert [load(begun / name)["step"] for name in after]  # all of them can be read
-    assert resume(begun, dataset) == 0  # once there is room
-    assert_same_run(begun, short)
-
-
-@pytest.mark.parametrize("name", spread([*FAILURES][:-1], ["torch.save", "rename to prev.pt"]))
-def test_a_write_that_fails_once(name, begun, short, dataset, no_pause):
-    with ExitStack() as stack, at_row(25, lambda: stack.enter_context(FAILURES[name][0](times=1))):
-        assert resume(begun, dataset) == 0
-    assert_same_run(begun, short)
-
-
 def test_a_file_system_without_hard_links(short, dataset, tmp_path):
-    with failing(os, "link", OSError(errno.EPERM, "Operation not permitted")):
+    def fail(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with at_call(os, "link", 1, fail, times=ALWAYS):
         assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 0
     assert_same_run(tmp_path, short)
     for name in ("best.pt", "prev.pt"):
         assert load(tmp_path / name)["step"] == load(short / name)["step"]
 
 
+def test_a_file_that_may_not_grow(begun, short, dataset, capsys):
+    """The real thing: the system refuses the bytes after the first 100,000. Earlier checkpoints are what they were."""
+    before, limits = contents(begun, "*.pt"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with at_row(25, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))):
+        code = resume(begun, dataset)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    refusal(capsys, code, "cannot write")
+    assert contents(begun, "*.pt") == before
+    assert resume(begun, dataset) == 0  # once there is room
+    assert_same_run(begun, short)
+
+
 # ------------------------------------------------------------------------------------------- damaged and foreign files
 
 
 def test_damaged_last_falls_back_to_prev(begun, short, dataset, capsys):
-    path = begun / "last.pt"
-    damage(path, path.read_bytes()[: path.stat().st_size // 2])
+    damage(begun / "last.pt")
     assert resume(begun, dataset) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 1
-    assert f"{path} cannot be read" in warnings[0] and f"going on from {begun / 'prev.pt'}, step 10" in warnings[0]
+    assert f"going on from {begun / 'prev.pt'}, step 10" in capsys.readouterr().out
     assert_same_run(begun, short)
 
 
@@ -162,14 +92,5 @@ def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
     damage(begun / "last.pt")
     with at_call(os, "replace", 1, crash, lambda a, b: Path(b).name == "last.pt"), pytest.raises(Crash):
         resume(begun, dataset)
-    assert resume(begun, dataset) == 0
-    assert_same_run(begun, short)
-
-
-def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):
-    checkpoint = load(begun / "last.pt")
-    checkpoint["model"] = {f"_orig_mod.{name}": p for name, p in checkpoint["model"].items()}
-    (begun / "last.pt").unlink()
-    torch.save(checkpoint, begun / "last.pt")
     assert resume(begun, dataset) == 0
     assert_same_run(begun, short)

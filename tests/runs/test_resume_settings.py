@@ -8,10 +8,6 @@ import torch
 
 from nanodnt.data.windows import PreparedText
 from nanodnt.engine import training_step
-from nanodnt.optim import lr_at, make_optimizer
-from nanodnt.settings import TrainConfig
-from nanodnt.weights import model_from_checkpoint
-from support.depth import spread
 from support.hostile import refusal
 from support.runs import (
     assert_same_run,
@@ -21,7 +17,6 @@ from support.runs import (
     different,
     load,
     logged,
-    make_dataset,
     resume,
     run,
 )
@@ -74,26 +69,6 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
     assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
 
 
-def test_muons_flags_win_on_resume(dataset, tmp_path, capsys):
-    config = dict(out_dir=tmp_path, dataset=dataset, optimizer="muon", lr_decay_iters=20)
-    changes = dict(momentum=0.8, nesterov=False, muon_steps=3, muon_adjust_lr="original", weight_decay=0.05)
-    changes |= dict(adamw_learning_rate=2e-3, adamw_weight_decay=0.2, min_lr=0.0)
-    assert run(**config, max_iters=3) == 0
-    groups, printed = [], capsys.readouterr()
-    with optimizers(lambda model, optimizer: groups.extend(optimizer.param_groups)):
-        assert run(**config, **changes, init_from="resume", max_iters=4) == 0
-    for group in groups:
-        muon = group["role"] in ("qk", "vo", "ffn")
-        expected = dict(momentum=0.8, nesterov=False, ns_steps=3, adjust_lr="original", lr=8e-3, weight_decay=0.05)
-        rest = dict(betas=(0.9, 0.95), lr=1.6e-3, weight_decay=0.2 if group["role"] in ("emb", "pos") else 0.0)
-        for key, value in (expected if muon else rest).items():
-            assert group[key] == pytest.approx(value), (group["role"], key)
-    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
-    assert printed.count("→") == len(changes) + 1
-    for change in ("muon_adjust_lr match_rms_adamw → original", "adamw_learning_rate 0.01 → 0.002"):
-        assert change in printed
-
-
 def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
     """With ratios of 1, blockwise_lr on resume changes nothing but how parameters are grouped. Without clipping: the
     norm is a sum in their order."""
@@ -108,7 +83,7 @@ def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
     assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
 
 
-@pytest.mark.parametrize("sizes", [(8, 4), (8, 16), (12, 4, 12)], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 16), (12, 4, 12)], ids=str)
 def test_another_batch_size_goes_on_with_the_next_rows(sizes, dataset, tmp_path, monkeypatch):
     """Rows are neither trained on again nor left out: together the steps read the first rows of the order, once."""
     used = []
@@ -126,16 +101,6 @@ def test_another_batch_size_goes_on_with_the_next_rows(sizes, dataset, tmp_path,
     assert torch.equal(torch.cat(used), torch.from_numpy(first_rows))
     last = load(tmp_path / "last.pt")
     assert (last["step"], last["rows"], last["tokens"]) == (5 * len(sizes), n_rows, 32 * n_rows)
-
-
-def test_the_rows_of_an_older_checkpoint_follow_from_its_batch_size(begun, dataset):
-    """It was saved before rows were counted: 20 steps of 8 rows."""
-    saved = load(begun / "last.pt")
-    assert saved.pop("rows") == 160
-    (begun / "last.pt").unlink()  # it may be best.pt too
-    torch.save(saved, begun / "last.pt")
-    assert resume(begun, dataset, batch_size=4, max_iters=22) == 0
-    assert load(begun / "last.pt")["rows"] == 160 + 2 * 4
 
 
 def test_a_checkpoint_from_before_there_were_experts(begun, dataset, tmp_path, capsys):
@@ -158,45 +123,27 @@ def test_a_checkpoint_from_before_there_were_experts(begun, dataset, tmp_path, c
     assert_same_run(tmp_path / "older", begun)
 
 
-SWITCHES = ["adamw msgdw", "msgdw adamw", "adamw muon", "muon adamw", "msgdw muon", "muon adam_mini", "adam_mini adamw"]
-
-
-@pytest.mark.parametrize("switch", spread(SWITCHES, ["adamw msgdw", "msgdw muon", "muon adam_mini"]))
+@pytest.mark.parametrize("switch", ["adamw msgdw", "msgdw muon", "muon adam_mini"])
 def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
-    """It says so and starts with a fresh state: the next step is a new optimizer's."""
+    """It says so and starts with a fresh state: the next step is that of a new run from those weights."""
     old, new = switch.split()
-    config = dict(out_dir=tmp_path, dataset=dataset, learning_rate=1e-2, weight_decay=0.1, lr_decay_iters=20)
-    assert run(**config, optimizer=old, max_iters=5) == 0
-    before = load(tmp_path / "last.pt")
+    config = dict(dataset=dataset, schedule="constant", warmup_iters=0, weight_decay=0.1)
+    assert run(**config, out_dir=tmp_path, optimizer=old, max_iters=5) == 0
+    first_rows = PreparedText(str(dataset), 32, 1337).batch(5, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedText, "batch", lambda *_: first_rows)
+        weights = tmp_path / "last.pt"
+        assert run(**config, out_dir=tmp_path / "new", init_from=weights, optimizer=new, max_iters=1) == 0
     capsys.readouterr()
-    assert run(**config, optimizer=new, init_from="resume", max_iters=6) == 0
+    assert run(**config, out_dir=tmp_path, optimizer=new, init_from="resume", max_iters=6) == 0
     assert f"optimizer {old} → {new}: its state starts fresh" in capsys.readouterr().out
-    after = load(tmp_path / "last.pt")
-
-    model = model_from_checkpoint(before)
-    x, y = map(torch.from_numpy, PreparedText(str(dataset), 32, 1337).batch(5, 8))
-    model(x, y)[1].backward()
-    settings = TrainConfig(**after["train_config"])
-    optimizer = make_optimizer(model, settings)
-    norm = torch.nn.utils.get_total_norm(optimizer.gradients())  # in the run's order, which decides the last bit
-    optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), (norm + 1e-6).clamp(min=1.0)
-    for group in optimizer.param_groups:
-        group["lr"] = lr_at(5, settings, group)
-    optimizer.step()
-    assert different(after["model"], model.state_dict()) == []
-    assert different(after["optimizer"]["state"], optimizer.state_dict()["state"]) == []
-
-    assert run(**config, optimizer=new, init_from="resume", max_iters=8) == 0
+    one, other = load(tmp_path / "last.pt"), load(tmp_path / "new" / "last.pt")
+    assert different(one["model"], other["model"]) == []
+    assert different(one["optimizer"]["state"], other["optimizer"]["state"]) == []
+    assert run(**config, out_dir=tmp_path, optimizer=new, init_from="resume", max_iters=8) == 0
     assert "fresh" not in capsys.readouterr().out  # now its state is resumed
-    assert list(column(tmp_path, "train_loss")) == list(range(1, 9))
     steps = {s["step"].item() for s in load(tmp_path / "last.pt")["optimizer"]["state"].values() if "step" in s}
     assert steps == (set() if new == "msgdw" else {3.0})
-
-
-def test_another_dataset_of_the_same_vocabulary_is_fine(begun, tmp_path, capsys):
-    other = make_dataset(tmp_path / "other", seed=1)
-    assert resume(begun, other) == 0
-    assert "dataset " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
 
 
 # ---------------------------------------------------------------------------------- new runs from earlier ones
@@ -217,47 +164,31 @@ def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
     assert different(load(tmp_path / "a" / "last.pt")["model"], trained["model"])
 
 
-def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys):
-    """Alone, or after "auto:", with which the same command goes on."""
+def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, monkeypatch, capsys):
+    """Alone, or after "auto:", with which the same command goes on, and which reads a path in the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "short").symlink_to(short)
     assert run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", max_iters=6) == 0
-    assert run(out_dir=tmp_path / "b", dataset=dataset, init_from=short, max_iters=6) == 0
     for iters in (3, 6):
-        assert run(out_dir=tmp_path / "c", dataset=dataset, init_from=f"auto:{short}", max_iters=iters) == 0
+        assert run(out_dir=tmp_path / "b", dataset=dataset, init_from="auto:~/short", max_iters=iters) == 0
     assert not different(load(tmp_path / "a" / "last.pt")["model"], load(tmp_path / "b" / "last.pt")["model"])
-    assert load(tmp_path / "c" / "last.pt")["step"] == 6
-    assert f"weights: {tmp_path / 'c'}, step 3" in capsys.readouterr().out
+    assert f"weights: {tmp_path / 'b'}, step 3" in capsys.readouterr().out
     shutil.copytree(dataset, tmp_path / "other")
-    refused = dict(out_dir=tmp_path / "c", dataset=tmp_path / "other", init_from=f"auto:{short}")
-    refusal(capsys, run(**refused), tmp_path / "c", "holds a run on the dataset", "--init_from=resume")
+    refused = dict(out_dir=tmp_path / "b", dataset=tmp_path / "other", init_from=f"auto:{short}")
+    refusal(capsys, run(**refused), tmp_path / "b", "holds a run on the dataset", "--init_from=resume")
     assert run(**refused | dict(init_from="resume", max_iters=7)) == 0
     assert "note: the run goes on, but was on the dataset" in capsys.readouterr().out
-    refusal(capsys, run(out_dir=tmp_path / "e", dataset=dataset, init_from="auto:"), "init_from='auto:'", "auto:SOURCE")
-    (tmp_path / "old").mkdir()
-    shutil.copy(short / "prev.pt", tmp_path / "old" / "last.pt")  # a run that has not been evaluated
-    assert run(out_dir=tmp_path / "d", dataset=dataset, init_from=tmp_path / "old", max_iters=1) == 0
-    assert f"weights: {tmp_path / 'old' / 'last.pt'}, step" in capsys.readouterr().out
+    refusal(capsys, run(out_dir=tmp_path / "c", dataset=dataset, init_from="auto:"), "init_from='auto:'", "auto:SOURCE")
 
 
-def test_paths_in_the_home_folder(short, dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "data").symlink_to(dataset)
-    (tmp_path / "short").symlink_to(short)
-    for source in ("~/short", "auto:~/short"):
-        assert run(out_dir=f"~/{len(source)}", dataset="~/data", init_from=source, max_iters=1) == 0
-        assert f"weights: {tmp_path}/short/best.pt" in capsys.readouterr().out
-        assert (tmp_path / str(len(source)) / "last.pt").is_file()
-    assert run(out_dir="~/new", dataset="~/data", init_from="auto:~no body/short") == 1
-    assert "error: '~no body/short': there is no user 'no body'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt", "step_5.pt"])
+@pytest.mark.parametrize("kept", ["last.pt", "step_5.pt"])
 def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
     (begun / "prev.pt").rename(begun / "step_5.pt") if kept == "step_5.pt" else None
     for path in begun.glob("*.pt"):
         if path.name != kept:
             path.unlink()
     before = contents(begun)
-    for source in ("scratch", begun / kept, *["auto"] * (kept in ("best.pt", "step_5.pt"))):
+    for source in ("scratch", begun / kept, *["auto"] * (kept == "step_5.pt")):
         code = run(out_dir=begun, dataset=dataset, init_from=source)
         found = f"{begun} holds checkpoints of an earlier run ({kept})"
         refusal(capsys, code, found, "--init_from=resume", "--overwrite=True")

@@ -4,15 +4,13 @@ import errno
 import os
 import threading
 import time
-import zipfile
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import nanodnt.files
 import train
-from nanodnt.run.checkpoints import Saver, load_checkpoint, load_latest, save_checkpoint
+from nanodnt.run.checkpoints import load_checkpoint, save_checkpoint
 from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, contents, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
@@ -28,34 +26,6 @@ def keeping(dataset, tmp_path_factory):
     return out
 
 
-# ------------------------------------------------------------------------------------------------------- checksums
-
-
-def records(path) -> list:
-    """(name, where its data begins, its length) of each record in a zip archive that has any."""
-    found = []
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as f:
-        for info in archive.infolist():
-            f.seek(info.header_offset + 26)
-            lengths = [int.from_bytes(f.read(2), "little") for _ in range(2)]  # of the name, of the extra field
-            found.append((info.filename, info.header_offset + 30 + sum(lengths), info.file_size))
-    return [record for record in found if record[2]]
-
-
-def test_one_changed_bit_in_any_record_is_found(keeping, tmp_path):
-    content, copy = (keeping / "last.pt").read_bytes(), tmp_path / "copy.pt"
-    found = records(keeping / "last.pt")
-    assert len(found) > 50
-    for i, (name, begin, size) in enumerate(found):
-        changed = bytearray(content)
-        changed[begin + (size * i // len(found))] ^= 1 << i % 8
-        copy.write_bytes(changed)
-        with pytest.raises(ValueError, match=f"copy.pt .* damaged or foreign .checksum of {name}"):
-            load_checkpoint(copy)
-    copy.write_bytes(content)
-    assert different(load_checkpoint(copy)["model"], load(keeping / "last.pt")["model"]) == []
-
-
 def test_loading_maps_the_file_and_changes_no_byte_of_it(keeping, tmp_path):
     copy = tmp_path / "copy.pt"
     copy.write_bytes((keeping / "last.pt").read_bytes())
@@ -69,23 +39,17 @@ def test_loading_maps_the_file_and_changes_no_byte_of_it(keeping, tmp_path):
 
 def test_every_nth_checkpoint_is_kept(keeping, dataset, tmp_path):
     assert {path.name for path in keeping.glob("step_*")} == {f"step_{n}.pt" for n in (0, 5, 10, 15, 20)}
-    for n in (5, 15):  # not evaluated there
-        kept = load(keeping / f"step_{n}.pt")
-        assert kept["step"] == n
-        out = tmp_path / str(n)
-        assert run(out_dir=out, dataset=dataset, max_iters=n, lr_decay_iters=20) == 0
-        assert different(kept["model"], load(out / "last.pt")["model"]) == []
-    assert run(out_dir=tmp_path / "on", dataset=dataset, init_from=keeping / "step_5.pt", max_iters=1) == 0
+    kept = load(keeping / "step_15.pt")  # not evaluated there
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, lr_decay_iters=20) == 0
+    assert kept["step"] == 15 and different(kept["model"], load(tmp_path / "last.pt")["model"]) == []
 
 
 def test_overwriting_removes_what_was_kept_and_nothing_else(dataset, tmp_path):
-    config = dict(out_dir=tmp_path, dataset=dataset)
-    assert run(**config, keep_every=5, max_iters=10) == 0
-    for name in ("step_one.pt", "kept_by_hand.pt"):
-        (tmp_path / name).write_text("mine")
-    assert run(**config, overwrite=True, keep_every=4, max_iters=4) == 0
-    assert {path.name for path in tmp_path.glob("step_*")} == {"step_0.pt", "step_4.pt", "step_one.pt"}
-    assert (tmp_path / "kept_by_hand.pt").exists()
+    config = dict(out_dir=tmp_path, dataset=dataset, keep_every=5)
+    assert run(**config, max_iters=10) == 0
+    (tmp_path / "kept_by_hand.pt").write_text("mine")
+    assert run(**config, overwrite=True, max_iters=4) == 0
+    assert {path.name for path in tmp_path.glob("*ep*")} == {"step_0.pt", "kept_by_hand.pt"}
 
 
 def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
@@ -108,32 +72,7 @@ def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
     assert done == sum(renames, [])
 
 
-@pytest.mark.parametrize("names_too", [False, True])
-def test_a_save_that_a_kill_cut_short_is_finished(names_too, dataset, tmp_path):
-    """new.pt is complete, and the kill came right after it, or before the last rename: no step is lost."""
-    uninterrupted, tmp_path = tmp_path / "uninterrupted", tmp_path / "run"
-    config = dict(dataset=dataset, keep_every=5, eval_interval=5)
-    assert run(**config, out_dir=uninterrupted) == 0
-    config["out_dir"] = tmp_path
-    assert run(**config, max_iters=15, lr_decay_iters=20) == 0
-    for name in ("prev.pt", "best.pt", "last.pt"):
-        (tmp_path / name).unlink()
-    (tmp_path / "step_10.pt").rename(tmp_path / "last.pt")
-    (tmp_path / "step_15.pt").rename(tmp_path / "new.pt")
-    if names_too:
-        (tmp_path / "prev.pt").hardlink_to(tmp_path / "last.pt")
-        (tmp_path / "best.pt").hardlink_to(tmp_path / "new.pt")
-    assert load_latest(tmp_path)["step"] == 15
-    assert run(**config, max_iters=15, lr_decay_iters=20, init_from="resume") == 0
-    steps = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
-    assert steps == {"last.pt": 15, "prev.pt": 10, "best.pt": 15, "step_0.pt": 0, "step_5.pt": 5, "step_15.pt": 15}
-    assert run(**config, init_from="resume") == 0
-    assert_same_run(tmp_path, uninterrupted)
-
-
-@pytest.mark.parametrize(
-    "code, ends", [(errno.EINVAL, False), pytest.param(errno.ENOTSUP, False, marks=pytest.mark.deep), (errno.EIO, True)]
-)
+@pytest.mark.parametrize("code, ends", [(errno.EINVAL, False), (errno.EIO, True)])
 def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypatch, capsys):
     """A network disk that cannot do it is no error. A real error is retried once; if it persists, it ends the run."""
     failed = []
@@ -151,18 +90,14 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
     assert ("cannot write" in capsys.readouterr().err) == ends
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, capsys):
+def test_a_run_that_another_has_overtaken_is_refused(dataset, tmp_path, capsys):
     """Another run starts and ends while this one builds its model, before it has the lock."""
     config, codes = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), []
-    assert not begun or run(**config, max_iters=10) == 0
-    capsys.readouterr()
     with at_call(train, "allocate_and_fill", 1, lambda *_: codes.append(run(**config))):
         assert run(**config, max_iters=12) == 1
     assert codes == [0]
     assert "another run has written to" in capsys.readouterr().err
     assert load(tmp_path / "last.pt")["step"] == 20
-    assert run(**config, max_iters=22) == 0
 
 
 def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_path, monkeypatch, capsys):
@@ -171,7 +106,7 @@ def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_
     monkeypatch.setattr("nanodnt.start.load_source", None)
     monkeypatch.setattr(train, "open_data", None)
     assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
-    why = f"{tmp_path}/dead is a link to {tmp_path}/disk/run, which is not there"
+    why = f"{tmp_path}/dead is no folder to write to"
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/dead ({why}): choose another --out_dir\n"
     assert [path.name for path in tmp_path.iterdir()] == ["dead"]
 
@@ -216,18 +151,6 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
         slow, usual = (load(tmp_path / name / f"step_{n}.pt") for name in ("slow", "usual"))
         assert slow["step"] == n and different(slow["model"], usual["model"]) == []
         assert not n or different(slow["optimizer"], usual["optimizer"]) == []
-
-
-def test_a_copy_is_not_changed_by_what_follows(tmp_path):
-    """But for the next copy, which is made in the same memory where shapes are the same."""
-    t, saver = torch.arange(6.0).view(2, 3), Saver(tmp_path)
-    copy = saver.copy({"a": [t.T, (t, 3)], "b": None})
-    t.zero_()
-    assert copy["a"][0].tolist() == [[0, 3], [1, 4], [2, 5]] and copy["a"][1][0].sum() == 15
-    assert copy["a"][1][1] == 3 and copy["b"] is None and type(copy["a"][1]) is tuple
-    again = saver.copy({"a": [t, (t, 4)], "b": t})
-    assert again["a"][1][0] is copy["a"][1][0] and again["a"][0] is not copy["a"][0] and again["b"].sum() == 0
-    assert Saver(tmp_path, SimpleNamespace(is_main=False)).copy({"a": t, "b": 1}) == {"a": None, "b": 1}
 
 
 def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):

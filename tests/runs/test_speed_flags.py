@@ -7,7 +7,6 @@ import torch
 
 import model as model_module
 import nanodnt.start as start_module
-import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import compilation
@@ -20,24 +19,6 @@ from support.runs import assert_same_run, column, run
 from support.strikes import at_call
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monkeypatch):
-    config = dict(dataset=dataset, max_iters=12, micro_batch_size=4, dropout=0.1)
-    assert run(out_dir=tmp_path / "ahead", **config) == 0
-    used = []
-
-    def direct(fetch):
-        def call(step):
-            used.append(step)
-            return fetch(step)
-
-        return call
-
-    monkeypatch.setattr(train, "Prefetch", direct)
-    assert run(out_dir=tmp_path / "direct", **config) == 0
-    assert used == list(range(12))
-    assert_same_run(tmp_path / "ahead", tmp_path / "direct")
 
 
 def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, capsys):
@@ -114,7 +95,7 @@ def break_compiler(patch, early):
     patch.setattr(torch, "compile", compile)
 
 
-@pytest.mark.parametrize("early, deep", [(True, 99), (False, 99), (False, 1)], ids=["early", "late", "blocks"])
+@pytest.mark.parametrize("early, deep", [(True, 99), (False, 1)], ids=["early", "late, blocks"])
 def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypatch, capsys):
     """In torch.compile or in the first call; with one graph, or with one for each block."""
     break_compiler(monkeypatch, early)
@@ -128,9 +109,8 @@ def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypa
     assert_same_run(tmp_path, short)
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
-def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
-    break_compiler(monkeypatch, early)
+def test_compile_true_does_not(dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early=False)
     code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
     refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
     assert not (tmp_path / "out").exists()
@@ -156,6 +136,8 @@ def test_compile_auto_does_not_on_a_gpu(monkeypatch):
     break_compiler(monkeypatch, early=True)
     model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=32, vocab_size=50))
     env = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
-    for kernels, advice in (("auto", "try --kernels=off first; else it"), ("off", "it")):
-        with pytest.raises(ValueError, match=rf"no compiler here\): {advice} needs gcc and Python.h"):
+    for kernels, advice in (("auto", "try --kernels=off first; else "), ("off", "")):
+        with pytest.raises(
+            ValueError, match=rf"no compiler here\); it needs .*Python.h.*: {advice}use --compile=False"
+        ):
             compilation.compile_model(model, TrainConfig(kernels=kernels), model.example(1), env)

@@ -9,14 +9,13 @@ import torch
 
 import train
 from support.depth import spread
-from support.faults import Command, Fault
+from support.faults import Command, Fault, Trial, strike_all
 from support.prepared import open_prepared
 from support.processes import TOLERANCES, assert_same_values
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.tolerances import LOSS
-from support.trials import Trial, strike_all
 from support.vision import AUGMENTED
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -91,14 +90,25 @@ def test_goes_on_exactly(case, config, whole, tmp_path):
     assert losses[12] < losses[0] or case.startswith("images")  # which take longer: see test_it_learns_digits
 
 
-KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]
+PLACES = ["forward", "update", "checkpoint", "rename"]
 
 
 @pytest.mark.deep
 def test_killed_anywhere(dataset, tmp_path):
     command = Command(TASKS["experts"].flags | CASES["experts"][1])
     reference = Trial(tmp_path / "reference", command, dataset)
-    strike_all(Trial(tmp_path / "trial", command, dataset, reference), [Fault(kind, 0.4) for kind in KILLS])
+    strike_all(
+        Trial(tmp_path / "trial", command, dataset, reference), [Fault("SIGKILL", place, 0.4) for place in PLACES]
+    )
+
+
+@pytest.mark.deep
+def test_two_processes_killed_anywhere(dataset, tmp_path):
+    flags = TASKS["experts"].flags | CASES["experts"][1] | dict(parallel="fsdp", n_expert=3)
+    command = Command(flags, processes=2)
+    reference = Trial(tmp_path / "reference", command, dataset)
+    faults = [Fault("SIGKILL", "forward", 0.5), Fault("SIGTERM", "forward", 0.5, rank=1)]
+    strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
 
 
 MICRO = [(task, micro) for task in TASKS for micro in (1, 4)]

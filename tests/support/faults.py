@@ -1,15 +1,18 @@
-"""Faults: what can strike a tiny run, where and when, and how a process is prepared for it.
+"""Faults that strike tiny runs of train.py, each in processes of its own, and what must hold then.
 
-A `Fault` says what strikes, where and when; KINDS has all kinds. trials.py makes them strike, and checks what is left.
+A `Trial` is one run that is struck again and again, and each time started again by the same command, until it ends.
+After every fault it checks the exit codes, the output, the checkpoints and the logged rows; at the end, that the run is
+bit by bit the one that nothing disturbed. test_faults.py makes a few trials, soak.py hundreds.
 """
 
 import errno
-import math
+import json
 import os
 import signal
+import socket
+import subprocess
 import time
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -17,14 +20,13 @@ from typing import NamedTuple
 import torch
 
 import nanodnt.files
-import nanodnt.run.directory
 from model import GPT
 from nanodnt.data.windows import PreparedText
-from support.processes import call_main
-from support.runs import flags
-from support.strikes import ALWAYS, at_call, steps_noted
+from nanodnt.run.checkpoints import load_latest
+from support.processes import FORKSERVER, Forked, call_main
+from support.runs import assert_same_run, bare, different, flags, load
+from support.strikes import ALWAYS, at_call
 
-NOBODY = 65534  # the id of a user that may write nothing
 FOR_GOOD = ExitStack()  # of patches, until the process ends
 
 
@@ -32,13 +34,10 @@ FOR_GOOD = ExitStack()  # of patches, until the process ends
 
 
 class Command(NamedTuple):
-    """A run: its flags, the number of processes, the steps (from 0) whose loss is made NaN, and the batches (from 0)
-    whose loss is made to spike."""
+    """A run: its flags and the number of processes."""
 
     flags: dict
     processes: int = 1
-    bad_losses: tuple = ()
-    bad_batches: tuple = ()
 
 
 STEPS, EVAL, SAVE = 40, 10, 7
@@ -47,15 +46,15 @@ LONG |= dict(init_from="auto", timeout_s=15)
 SHARDED = dict(parallel="fsdp", checkpoint_format="sharded")
 COMMANDS = {
     "adamw, dropout": Command(dict(dropout=0.2, micro_batch_size=4)),
-    "msgdw, skipped steps": Command(dict(optimizer="msgdw", learning_rate=0.5), bad_losses=(15, 16, 28)),
+    "msgdw": Command(dict(optimizer="msgdw", learning_rate=0.5)),
     "muon, blockwise": Command(dict(optimizer="muon", dropout=0.1, blockwise_lr=True, learning_rate=5e-3)),
     "adam_mini, wsd": Command(dict(optimizer="adam_mini", schedule="wsd", mlp="swiglu")),
-    "adamw, a spike": Command(dict(dropout=0.2, loss_spike=1.0), bad_batches=(22,)),
     "two processes": Command(dict(dropout=0.2, micro_batch_size=2), processes=2),
     "two processes, shards": Command(dict(SHARDED, dropout=0.1), processes=2),
     "three processes, shards": Command(dict(SHARDED, batch_size=12, optimizer="msgdw", learning_rate=0.5), processes=3),
-    "two processes, muon": Command(dict(optimizer="muon"), processes=2, bad_losses=(25,)),
 }
+# A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
+LIMIT_S = 6 * LONG["timeout_s"]
 
 
 # ---------------------------------------------------------------------------------------------------- what goes wrong
@@ -64,19 +63,10 @@ COMMANDS = {
 class Fault(NamedTuple):
     """One thing that goes wrong."""
 
-    kind: str  # a row of KINDS
+    what: str  # the name of a signal, or of an error of the system, with " once" if it comes once and not from then on
+    place: str  # where: a key of PLACES, inside the process, or "clock", from outside
     moment: float  # when, as a fraction of the rest of the run: 0 at once, 1 at its end
-    rank: int = 0  # the process that it strikes
-
-
-class Kind(NamedTuple):
-    """What strikes, and where."""
-
-    what: str  # names of signals, or an error's name with "once" or "always", or a key of DAMAGES
-    place: str  # a key of PLACES (inside the process), "clock" or "seen" (from outside), "start-up", "between" (starts)
-    launcher: str = "fork"  # fork, python, torchrun
-    ranks: str = "one"  # which processes it strikes: one, all, launcher
-    weight: float = 1.0  # how often soak.py draws it
+    rank: int | None = 0  # the process that it strikes; None: all
 
 
 # Inside a process: where a fault strikes, and about how often a run of STEPS comes there.
@@ -88,183 +78,72 @@ PLACES = {
     "fsync": (os, "fsync", 54),
     "link": (os, "link", 16),
     "rename": (os, "replace", 38),
-    "checkpoint": ("wb", None, 2_700_000),  # bytes of all files that are written at once
-    "row": ("ab", None, 18_000),  # bytes appended to metrics.jsonl
+    "checkpoint": (nanodnt.files, None, 2_700_000),  # bytes of all files that are written at once
 }
-KINDS = {
-    "SIGKILL, any moment": Kind("SIGKILL", "clock", weight=6),
-    "SIGTERM, any moment": Kind("SIGTERM", "clock", weight=3),
-    "SIGINT, any moment": Kind("SIGINT", "clock", weight=3),
-    "SIGINT twice, any moment": Kind("SIGINT SIGINT", "clock", weight=2),
-    "SIGHUP, any moment": Kind("SIGHUP", "clock"),
-    "SIGUSR1, any moment": Kind("SIGUSR1", "clock"),
-    "SIGTERM, then SIGKILL": Kind("SIGTERM SIGKILL", "clock", weight=2),
-    "SIGKILL at start-up": Kind("SIGKILL", "start-up", weight=2),
-    "SIGTERM at start-up": Kind("SIGTERM", "start-up"),
-    "SIGINT at start-up": Kind("SIGINT", "start-up"),
-    **{f"SIGKILL, {place}": Kind("SIGKILL", place) for place in PLACES},
-    "SIGKILL, checkpoint": Kind("SIGKILL", "checkpoint", weight=3),
-    "SIGKILL, rename": Kind("SIGKILL", "rename", weight=4),
-    "SIGKILL, a .tmp file is seen": Kind("SIGKILL", "seen", weight=3),
-    "SIGTERM, forward": Kind("SIGTERM", "forward"),
-    "SIGTERM, evaluation": Kind("SIGTERM", "evaluation"),
-    "SIGTERM, checkpoint": Kind("SIGTERM", "checkpoint"),
-    "SIGINT, rename": Kind("SIGINT", "rename"),
-    "SIGINT twice, checkpoint": Kind("SIGINT SIGINT", "checkpoint"),
-    "disk full for good, checkpoint": Kind("ENOSPC always", "checkpoint"),
-    "disk full for good, row": Kind("ENOSPC always", "row"),
-    "I/O error once, checkpoint": Kind("EIO once", "checkpoint"),
-    "I/O error once, fsync": Kind("EIO once", "fsync"),
-    "I/O error once, rename": Kind("EIO once", "rename"),
-    "I/O error for good, fsync": Kind("EIO always", "fsync"),
-    "I/O error for good, rename": Kind("EIO always", "rename"),
-    "folder becomes read-only": Kind("read-only", "evaluation"),
-    "last.pt truncated": Kind("truncated", "between"),
-    "last.pt, a bit flipped": Kind("flipped", "between"),
-    "last.pt, 4096 bytes zeroed": Kind("zeroed", "between"),
-    "data truncated in the run": Kind("data truncated", "clock"),
-    "data missing at the start": Kind("data missing", "between"),
-    "two processes: SIGKILL to one": Kind("SIGKILL", "clock", weight=2),
-    "two processes: SIGKILL to both": Kind("SIGKILL", "clock", ranks="all"),
-    "two processes: SIGTERM to one": Kind("SIGTERM", "clock"),
-    "python: SIGKILL, any moment": Kind("SIGKILL", "clock", "python"),
-    "python: SIGTERM, any moment": Kind("SIGTERM", "clock", "python"),
-    "python: SIGINT, any moment": Kind("SIGINT", "clock", "python"),
-    "torchrun: SIGKILL to a rank": Kind("SIGKILL", "clock", "torchrun"),
-    "torchrun: SIGKILL to all": Kind("SIGKILL", "clock", "torchrun", "all"),
-    "torchrun: SIGTERM to torchrun": Kind("SIGTERM", "clock", "torchrun", "launcher"),
-}
+KILLS = [("SIGKILL", place) for place in ("clock", "clock", *PLACES)]
+STOPS = [(name, place) for name in ("SIGTERM", "SIGINT", "SIGHUP") for place in ("clock", "forward", "checkpoint")]
+ERRORS = [("ENOSPC", "checkpoint"), ("ENOSPC once", "checkpoint"), ("EIO", "fsync"), ("EIO once", "fsync")]
+ERRORS += [("EIO", "rename"), ("EIO once", "rename")]
 
 
-def suits(kind: str, command: Command) -> bool:
-    """Whether a kind of fault is for this command. A spike sends the run back to its last checkpoint. So that this is
-    the same one as in the run that nothing disturbed, only faults that save none are for a command with spikes."""
-    if command.bad_batches and KINDS[kind].what != "SIGKILL":
-        return False
-    if kind.startswith(("two processes", "torchrun")):
-        return command.processes == 2 and not (kind.startswith("torchrun") and command.bad_losses)
-    needs_fork = command.bad_losses or command.bad_batches
-    return not (kind.startswith("python") and (command.processes > 1 or needs_fork))
-
-
-def draw(random: Random, command: Command, kinds=None) -> Fault:
-    """A fault for this command: its kind (one of `kinds`), its moment, and the process that it strikes."""
-    allowed = [kind for kind in kinds or KINDS if suits(kind, command)]
-    kind = random.choices(allowed, [KINDS[kind].weight for kind in allowed])[0]
-    everywhere = KINDS[kind].place in ("clock", "start-up", "forward", "backward", "update")  # all ranks come there
-    return Fault(kind, random.random(), random.randrange(command.processes) if everywhere else 0)
-
-
-def rewrite(path: Path, change) -> None:
-    """Change the bytes of a file in place, as a bad disk would: hard links of it change too."""
-    raw = change(path.read_bytes())
-    with open(path, "r+b") as f:
-        f.truncate(len(raw))
-        f.write(raw)
-
-
-def flipped(raw: bytes, bit: int) -> bytes:
-    return raw[: bit // 8] + bytes([raw[bit // 8] ^ 1 << bit % 8]) + raw[bit // 8 + 1 :]
-
-
-# {damage: the content of the damaged file}; `moment` says where in the file
-DAMAGES = {
-    "truncated": lambda raw, moment: raw[: int(moment * len(raw))],
-    "flipped": lambda raw, moment: flipped(raw, int(moment * len(raw) * 8)),
-    "zeroed": lambda raw, moment: raw[: (at := int(moment * len(raw)))] + bytes(4096) + raw[at + 4096 :],
-    "data truncated": lambda raw, moment: raw[: len(raw) // 4],
-    "data missing": lambda raw, moment: b"",
-}
-
-
-# -------------------------------------------------------------------------------------------- inside the process
+def draw(random: Random, command: Command, kinds: list) -> Fault:
+    """A fault of one of these kinds for this command: its moment, and the process that it strikes."""
+    what, place = random.choice(kinds)
+    everywhere = place in ("clock", "forward", "backward", "update")  # all ranks come there
+    return Fault(what, place, random.random(), random.randrange(command.processes) if everywhere else 0)
 
 
 def action(what: str):
-    """A function that sends this process signals, or raises an error of the system."""
+    """A function that sends this process a signal, or raises an error of the system."""
     if what.startswith("SIG"):
-        return lambda: [os.kill(os.getpid(), signal.Signals[name]) for name in what.split()]
+        return lambda *_: os.kill(os.getpid(), signal.Signals[what])
     code = getattr(errno, what.split()[0])
 
-    def fail():
+    def fail(*_):
         raise OSError(code, os.strerror(code))
 
     return fail
 
 
-def break_writes(mode: str, number: int, always: bool, act) -> None:
-    """Do `act()` when the run has written `number` bytes to files opened with `mode`; `always`: at each later write."""
-    written, over = [0], []
+def break_writes(number: int, always: bool, act) -> None:
+    """Do `act()` when the run has written `number` bytes to files; `always`: at each later write, too."""
+    written = [0]
 
-    def open_broken(path, how="r", **kwargs):
-        file = open(path, how, **kwargs)
-        if how == mode:
-            real = file.write
+    def open_broken(*args, **kwargs):
+        file = open(*args, **kwargs)
+        real = file.write
 
-            def write(data):
-                room = number - written[0]
-                written[0] += len(data)
-                if over and always:
-                    act()
-                if over or len(data) <= room:
-                    return real(data)
-                over.append(True)
+        def write(data):
+            room = number - written[0]
+            written[0] += len(data)
+            if room < 0 and always:
+                act()
+            if 0 <= room < len(data):
                 real(data[:room])
                 file.flush()
                 act()
                 real(data[room:])
-                return len(data)
+            else:
+                real(data)
+            return len(data)
 
-            file.write = write
+        file.write = write
         return file
 
-    for module in (nanodnt.files, nanodnt.run.directory):
-        module.open = open_broken  # found before the builtin
+    nanodnt.files.open = open_broken  # found before the builtin
 
 
-def make_read_only(out: Path) -> None:
-    """Nothing in `out` can be written any more, as on a file system that is mounted read-only."""
-    out.mkdir(exist_ok=True)  # validation batches are read before the run makes it
-    out.chmod(0o555)
-    if os.geteuid() == 0:  # root may write anywhere
-        os.seteuid(NOBODY)
-
-
-def break_process(fault: Fault, left: float, out: Path) -> None:
+def break_process(fault: Fault, left: float) -> None:
     """Prepare this process for `fault`. `left`: the rest of the run, as a fraction."""
-    kind = KINDS[fault.kind]
-    owner, name, passes = PLACES[kind.place]
+    owner, name, passes = PLACES[fault.place]
     number, fraction = divmod(fault.moment * left * passes, 1)
-    act = partial(make_read_only, out) if kind.what == "read-only" else action(kind.what)
-    always = kind.what.endswith("always")
+    always = not fault.what.startswith("SIG") and not fault.what.endswith("once")
     if name is None:
-        break_writes(owner, int(number), always, act)
+        break_writes(int(number), always, action(fault.what))
     else:
-        how = dict(times=ALWAYS if always else 1, after=kind.what.startswith("SIG") and fraction > 0.5)
-        FOR_GOOD.enter_context(at_call(owner, name, int(number) + 1, lambda *_: act(), **how))
-
-
-def spoil_losses(steps: tuple) -> None:
-    """Make the training loss of these steps NaN."""
-    forward, now = GPT.forward, []
-
-    def forward_or_nan(self, *args, **kwargs):
-        logits, loss = forward(self, *args, **kwargs)
-        return logits, loss * math.nan if self.training and now[0] in steps else loss
-
-    GPT.forward = forward_or_nan
-    FOR_GOOD.enter_context(steps_noted(now))
-
-
-def spoil_batches(steps: tuple) -> None:
-    """Give these batches wrong targets."""
-    batch = PreparedText.batch
-
-    def batch_or_wrong(self, step, *args):
-        x, y = batch(self, step, *args)
-        return x, (7 * y + 3) % self.meta["vocab_size"] if step in steps else y
-
-    PreparedText.batch = batch_or_wrong
+        times = ALWAYS if always else 1
+        after = fault.what.startswith("SIG") and fraction > 0.5
+        FOR_GOOD.enter_context(at_call(owner, name, int(number) + 1, action(fault.what), times=times, after=after))
 
 
 def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fault | None, left: float, port: int):
@@ -274,9 +153,179 @@ def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fau
         where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         here = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=command.processes) | where
         os.environ |= {name: str(value) for name, value in here.items()}
-    if command.bad_losses:
-        spoil_losses(command.bad_losses)
-    spoil_batches(command.bad_batches)
-    if fault and fault.rank == rank and KINDS[fault.kind].place in PLACES:
-        break_process(fault, left, out)
+    if fault and fault.rank in (rank, None) and fault.place in PLACES:
+        break_process(fault, left)
     call_main("train", *flags(out_dir=out, dataset=dataset, **LONG | command.flags))
+
+
+# ------------------------------------------------------------------------------------------------- what must hold then
+
+
+def ended(started: list, seconds: float) -> tuple:
+    """Exit codes of processes, None for one that still runs after so many seconds."""
+    deadline = time.monotonic() + seconds
+    for process in started:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    return tuple(process.poll() for process in started)
+
+
+def rows(out: Path) -> list:
+    """The complete rows of metrics.jsonl; a last one cut short is left out."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class Outcome(NamedTuple):
+    """What one fault did."""
+
+    fault: Fault
+    codes: tuple  # exit codes of the processes; all 0: it came too late, or the run survived it
+    wrong: list  # what should not have happened
+
+
+class Trial:
+    """A run of `command` that is struck by faults. `reference`: the Trial of the same command that nothing disturbed;
+    None for the reference itself."""
+
+    def __init__(self, folder: Path, command: Command, dataset: Path, reference=None):
+        self.folder, self.command, self.dataset, self.reference = folder, command, dataset, reference
+        self.ended_runs = 0
+        folder.mkdir(parents=True)
+        if not reference:
+            FORKSERVER.Process(target=int).start()  # the server first
+            begun = time.monotonic()
+            codes = ended(self.start(None), 4 * LIMIT_S)
+            self.life_s = time.monotonic() - begun
+            assert set(codes) == {0}, (codes, self.output())
+
+    @property
+    def out(self) -> Path:
+        """The run directory. A new one each time that the run has come to its end."""
+        return self.folder / f"run{self.ended_runs}"
+
+    def start(self, fault: Fault | None) -> list:
+        """Start the run; its processes. What they printed before is gone."""
+        for path in self.folder.glob(f"{self.out.name}.[0-9].*"):
+            path.unlink()
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]  # that nobody listens on now
+        rest = self.command, self.out, self.dataset, fault, self.left(), port
+        return [Forked(f"{self.out}.{rank}", train_here, rank, *rest) for rank in range(self.command.processes)]
+
+    def left(self) -> float:
+        """The rest of the run, as a fraction."""
+        return 1 - self.saved_step() / STEPS
+
+    def saved_step(self) -> int:
+        """The step that the next start will resume from, 0 without a checkpoint. ValueError where none can be read."""
+        found = load_latest(self.out, lambda message: None)
+        return found["step"] if found else 0
+
+    def output(self) -> list:
+        """[stdout, stderr] of all processes of the last start."""
+        found = [sorted(self.folder.glob(f"{self.out.name}.[0-9].{name}")) for name in ("out", "err")]
+        return ["".join(path.read_text(encoding="utf-8") for path in paths) for paths in found]
+
+    def strike(self, fault: Fault) -> Outcome:
+        """Start the run, let `fault` happen, and check what it leaves. If the run comes to its end, the next start is
+        a new run in a new folder."""
+        floor = self.saved_step()
+        started = self.start(fault)
+        if fault.place == "clock":
+            ended(started[:1], fault.moment * max(0.5, self.left()) * self.reference.life_s)
+            for process in started if fault.rank is None else [started[fault.rank]]:
+                if process.poll() is None:
+                    os.kill(process.pid, signal.Signals[fault.what])
+        codes = ended(started, LIMIT_S)
+        wrong = self.inspect(fault, codes, floor)
+        for process in started:
+            process.kill()
+        if set(codes) == {0}:
+            wrong += self.compare()
+            self.ended_runs += 1
+        return Outcome(fault, codes, wrong)
+
+    def inspect(self, fault: Fault, codes: tuple, floor: int) -> list:
+        """What is wrong after a fault. `floor`: the step that the checkpoint must have reached."""
+        wrong = self.inspect_end(fault, codes)
+        try:
+            step = self.saved_step()
+        except ValueError as e:
+            return [*wrong, f"checkpoint lost: {e}"]
+        found = rows(self.out)
+        floor = max(floor, self.due(found, codes))
+        if step < floor:
+            wrong.append(f"checkpoint lost: step {step} where {floor} was expected")
+        if self.reference:
+            expected = {row["step"]: bare(row) for row in rows(self.reference.out)}
+            differ = [row["step"] for row in found if bare(row) != expected[row["step"]]]
+            wrong += [f"goes on differently: rows {differ[:5]}"] * bool(differ)
+        return wrong
+
+    def inspect_end(self, fault: Fault, codes: tuple) -> list:
+        """What is wrong with how the processes ended, and with their output."""
+        out, err = self.output()
+        if fault.what.startswith("SIG"):
+            number = signal.Signals[fault.what]
+            running = "\nstep " in out and "\ndone at " not in out
+            handled = running and number != signal.SIGKILL
+            allowed = {128 + number} if handled else {-number, 128 + number}
+            if not out:  # before train.py began
+                allowed.add(1)
+            words = ""
+        else:
+            allowed = {0} if fault.what.endswith("once") else {1}
+            words = os.strerror(getattr(errno, fault.what.split()[0]))
+        wrong = []
+        for rank, code in enumerate(codes):
+            struck = fault.rank in (rank, None)
+            alone = code in (1, 128 + signal.SIGTERM)  # lost the others, or stopped with them
+            if code != 0 and not (code in allowed if struck else alone):
+                wrong.append(f"exit code {code} of {rank}: {err[-500:]}")
+        if out and "Traceback" in err:
+            wrong.append(err[-500:])
+        if 1 in codes and words not in err:
+            wrong.append(f"without a word of {words}: {err[-500:]}")
+        return wrong
+
+    def due(self, found: list, codes: tuple) -> int:
+        """The step that the checkpoint must have reached, given the rows of metrics.jsonl. The row of a step is written
+        before its checkpoint is begun, and a checkpoint is begun when the one before is on disk. A run that is asked to
+        stop saves where it stops, unless it has made no step: then the rows are those of a start before."""
+        last = found[-1]["step"] if found else 0
+        if all(code in (0, 128 + signal.SIGTERM) for code in codes) and "nothing to save" not in self.output()[1]:
+            return last
+        begun = [s for s in range(last) if s % EVAL == 0 or s % SAVE == 0]
+        return begun[-2] if len(begun) > 1 else 0
+
+    def compare(self) -> list:
+        """What differs, at the end of the run, from the one that nothing disturbed."""
+        try:
+            assert_same_run(self.out, self.reference.out)
+            ours, theirs = ({p.name for p in run.out.glob("*.pt")} for run in (self, self.reference))
+            assert ours == theirs, f"{ours} instead of {theirs}"
+            for name in ours - {"prev.pt"}:  # that is the last checkpoint but one, which a fault may have moved
+                assert different(load(self.out / name)["model"], load(self.reference.out / name)["model"]) == [], name
+        except AssertionError as e:
+            return [f"goes on differently: {' '.join(str(e).split())[:300]}"]
+        return []
+
+    def finish(self) -> list:
+        """Start once more, without a fault, to the end. What is wrong then."""
+        codes = ended(self.start(None), 4 * LIMIT_S)
+        if set(codes) != {0}:
+            return [f"exit codes {codes}: {self.output()[1][-500:]}"]
+        wrong = self.compare()
+        self.ended_runs += 1
+        return wrong
+
+
+def strike_all(trial: Trial, todo: list) -> list:
+    """The exit codes after each of these faults. Nothing is wrong after any of them, nor at the end."""
+    outcomes = [trial.strike(fault) for fault in todo]
+    assert [outcome for outcome in outcomes if outcome.wrong] == []
+    assert trial.finish() == []
+    return [outcome.codes for outcome in outcomes]

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from nanodnt.data.windows import PreparedText
-from nanodnt.run import tracking
 from nanodnt.run.environment import Split
 from support.processes import BAD, play
 from support.runs import load
@@ -26,11 +25,8 @@ UNIFIED |= dict(mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False)
 NESTEROV = dict(track_interval=3, embed_scale=True, optimizer="msgdw", learning_rate=0.1, nesterov=True)
 DYT = dict(PRE, norm="dyt", dyt_bias=True)
 DYT_IMAGES = dict(DYT, optimizer="adam_mini", blockwise_lr=True, learning_rate=1e-3)
-HG = dict(BIAS, optimizer="muon", gain="branch", gain_out="scale", mid_norm="none", pre_norm="both")
 ONE_OF_TWO = dict(BIAS, n_expert=2, n_expert_active=1, router_norm=False, blockwise_lr=True, learning_rate=1e-3)
 MSGDW = dict(optimizer="msgdw", learning_rate=0.5)
-SMOOTHED = dict(PRE, branch_scale="layerscale", activation_checkpointing=True, data_workers=1)
-MUON_IMAGES = dict(AUGMENTED, optimizer="muon", pool="mean", learning_rate=1e-2, crop_area=1.0, crop_padding=2)
 MSGDW_IMAGES = dict(AUGMENTED, optimizer="msgdw", learning_rate=0.1, n_expert=3, n_ff=16, mlp="swiglu", balance="bias")
 SHOWN = dict(track_interval=3, sample_interval=3, sample_start="AB")
 # name: (task, flags), a DNT (S5) where nothing else is said. Images have QK-norm: without it a bias of keys is moved by
@@ -46,46 +42,29 @@ CASES = {
     "images": ("images", dict(AUGMENTED, track_interval=3)),
     # deep
     "experts, muon": ("experts", dict(n_expert=3, optimizer="muon", balance_coef=0.1, z_coef=0.01)),
-    "adamw, Pre-LN": ("text", dict(PRE, norm="layernorm", bias=True)),
     "msgdw, DNT": ("text", dict(MSGDW, grad_clip=0.5, micro_batch_size=3, track_interval=3)),
     "nesterov, DyT": ("text", DYT | NESTEROV),
-    "dampening, LNS": ("text", dict(PRE, lns="norm", dampening=0.5, **MSGDW)),
     "adam_mini, Admin": ("text", dict(POST, admin=True, optimizer="adam_mini")),
-    "adamw, unified, sigmaReparam": ("text", dict(UNIFIED, sigma_reparam=True, micro_batch_size=2)),
-    "experts, msgdw": ("experts", dict(MSGDW, z_coef=0.01, balance_coef=0.1, n_expert=3)),
     "experts, adam_mini": ("experts", dict(BIAS, n_expert=3, optimizer="adam_mini", bias=True, norm="layernorm")),
-    "experts, muon, HG": ("experts", dict(HG, n_expert=3)),
     "two experts": ("experts", ONE_OF_TWO),
-    "one expert": ("experts", dict(n_expert=1, n_expert_active=1, mlp="gelu")),
     "experts, recomputed": ("experts", dict(BIAS, n_expert=3, activation_checkpointing=True)),
-    "experts, no router_norm": ("experts", dict(n_expert=3, balance="none", router_norm=False, router_scale=2.0)),
-    "experts on examples": ("examples", TASKS["experts"].flags | dict(BIAS, n_expert=3, z_coef=0.01)),
-    "examples, whole rows": ("examples", dict(doc_mask=False)),
-    "examples, recomputed": ("examples", dict(activation_checkpointing=True)),
     "documents": ("documents", dict(micro_batch_size=2, track_interval=3)),
-    "images, muon": ("images", MUON_IMAGES),
     "images, adam_mini, DyT": ("images", AUGMENTED | DYT_IMAGES),
     "images, experts": ("images", MSGDW_IMAGES),
-    "images, recomputed": ("images", AUGMENTED | SMOOTHED),
-    "images, LNS": ("images", dict(AUGMENTED, **PRE, norm="layernorm", lns="norm", cutmix=0)),
 }
 FAST = [*CASES][:5]
 DEEP = [*CASES][5:]
 # On three, each process has an image whose neighbour is elsewhere.
 CASES["images, odd"] = "images", dict(AUGMENTED, batch_size=9)
-# A third of a whole number is rounded: a load that is even may move its bias on three processes. It is not even here.
-TASKS_ON_THREE = ["experts", "experts, muon", "two experts", "one expert", "examples", "documents", "images, odd"]
 SIGMA = "blockwise, sigmaReparam"
+# A third of a whole number is rounded: a load that is even may move its bias on three processes. It is not even here.
 ON_THREE = dict(
-    ddp=["muon, unified", "adam_mini, Admin", "dampening, LNS", SIGMA, *TASKS_ON_THREE],
-    fsdp=["nesterov, DyT", SIGMA, *TASKS_ON_THREE],
+    ddp=["muon, unified", "adam_mini, Admin", "experts", "examples", "images, odd"],
+    fsdp=["nesterov, DyT", SIGMA, "experts, muon", "two experts", "documents", "images, odd"],
 )
-ON_FOUR = dict(
-    fsdp=["msgdw, DNT", "muon, unified"],
-    hsdp=["experts", "two experts", "one expert", "examples", "documents", "images", "images, experts"],
-)
+ON_FOUR = dict(fsdp=["muon, unified"], hsdp=["experts", "two experts", "documents", "images, experts"])
 LAUNCHES = dict(one={}, ddp={}, fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="fsdp", fsdp_shard_size=2))
-CHAINS, LONG_CHAINS = ["muon, unified", "experts"], ["muon, unified", "adam_mini, Admin", "examples", "images"]
+CHAINS, LONG_CHAINS = ["muon, unified", "experts"], ["adam_mini, Admin", "images"]
 # The spike is 0.9 above the usual loss, and no other step is 0.1 above.
 SPIKE = dict(loss_spike=0.3, save_interval=4, max_iters=12, lr_decay_iters=12, eval_interval=12)
 SPIKE |= dict(learning_rate=0.05, warmup_iters=2)
@@ -110,11 +89,10 @@ BY_BLOCKS = ("nanodnt.start.Split", lambda parallel, keep, *rest: Split(parallel
 
 
 def go(rank, world, folder, case, name, patches=(), **changes):
-    """The run of a case on this process, one of `world`, in folder/NAME. Tracking samples its matrices."""
+    """The run of a case on this process, one of `world`, in folder/NAME."""
     task, flags = CASES[case]
     config = TASKS[task].flags | dict(batch_size=12, micro_batch_size=0 if task == "text" else 3) | flags
-    few = [*patches, (tracking, "SAMPLE", 300)]
-    play(rank, world, folder / name, patches=few, **config | dict(dataset=folder / "data" / task) | changes)
+    play(rank, world, folder / name, patches=patches, **config | dict(dataset=folder / "data" / task) | changes)
 
 
 def make_cases(rank, world, folder, launches):
@@ -122,7 +100,7 @@ def make_cases(rank, world, folder, launches):
     with the same rows: it is put there after they have averaged. (`make_one_bad` puts it on one before.)"""
     for launch, cases in launches.items():
         for case in cases:
-            worst = 0 if case in ("one expert", "two experts") else world - 1  # it has some of the experts
+            worst = 0 if case == "two experts" else world - 1  # it has some of the experts
             size = dict(ddp=1, hsdp=2).get(launch, world)  # of the groups that share the rows of one copy
             spoils = [BAD] * (rank % size == worst % size)
             how = LAUNCHES[launch] | (dict(micro_batch_size=1) if world > 2 and CASES[case][0] != "text" else {})
@@ -219,18 +197,13 @@ def on_one_more(folder):
 def on_two_more(rank, world, folder):
     make_cases(rank, world, folder, dict(ddp=DEEP, fsdp=DEEP))
     make_chains(rank, world, folder, "long chain", LONG_CHAINS, 2, 3, **SHARDED)
-    make_others(rank, world, folder, "ddp2")
     fsdp = dict(parallel="fsdp")
-    for launch, how in dict(ddp={}, fsdp=fsdp).items():
-        for case in ("experts", "images"):
-            make_halves(rank, world, folder, case, f"{case}, {launch}", **RANDOM | how)
+    make_halves(rank, world, folder, "experts", "experts, ddp", **RANDOM)
+    make_halves(rank, world, folder, "images", "images, fsdp", **RANDOM, **fsdp)
     make_compiled(rank, world, folder, "adam_mini, Admin", "fsdp", "eager", True, **fsdp)
     make_compiled(rank, world, folder, "experts", "experts", "aot_eager", "blocks")
-    make_compiled(rank, world, folder, "images", "images", "aot_eager", True)
     spoils = dict(spoils=[BAD] * rank, patches=[BY_BLOCKS])
     go(rank, world, folder, "experts", "experts by blocks", **fsdp | spoils)
-    weights = folder / "examples, one1" / "last.pt"
-    go(rank, world, folder, "examples", "eval_only, examples", init_from=weights, eval_only=True, **fsdp)
 
 
 def on_three(rank, world, folder):

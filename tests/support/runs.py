@@ -91,7 +91,7 @@ def quick_runs():
         patch.setattr("train.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.directory.run_record", RECORD.copy)
-        patch.setattr("nanodnt.run.directory.source_patch", bytes)
+        patch.setattr("nanodnt.run.directory.copy_code", lambda target: None)
         for device in ("cuda", "xpu", "mtia") * (not torch.cuda.is_available()):
             patch.setattr(f"torch.{device}._is_in_bad_fork", lambda: True)
         yield

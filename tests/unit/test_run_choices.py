@@ -4,7 +4,6 @@ import io
 import mmap
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from layers import cores
 from model import GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.run import hardware
-from nanodnt.run.checkpoints import RunState
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import (
     GROUP,
@@ -34,7 +32,6 @@ from nanodnt.run.environment import (
 )
 from nanodnt.run.errors import reports_errors
 from nanodnt.run.hardware import choose_compile, peak_flops
-from nanodnt.run.metrics import Meter
 from nanodnt.settings import LEAST, TrainConfig
 from nanodnt.start import split_run
 from support.runs import ROOT
@@ -63,37 +60,6 @@ def test_peak_flops_by_name(name, monkeypatch):
     assert peak_flops(device, torch.bfloat16) == (tflops and tflops * 1e12)
     assert peak_flops(device, torch.bfloat16, 5e12) == 5e12  # the flag wins
     assert peak_flops(device, torch.float32) is None
-
-
-def test_energy_of_the_packages_alone_over_counters_that_begin_anew(tmp_path, monkeypatch):
-    """Of psys, which has the packages again, and of a package's parts nothing is counted."""
-
-    def count(*microjoules):
-        zones = {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:2": "psys"}
-        for (zone, name), used in zip((zones | {"intel-rapl:0:0": "core"}).items(), microjoules, strict=True):
-            (tmp_path / zone).mkdir(exist_ok=True)
-            for file, text in dict(name=name, energy_uj=used, max_energy_range_uj=100e6).items():
-                (tmp_path / zone / file).write_text(text if file == "name" else f"{text:.0f}")
-
-    monkeypatch.setattr(hardware, "RAPL", tmp_path)
-    count(90e6, 10e6, 5e6, 5e6)
-    env, state = Env(0, 1, torch.device("cpu"), torch.float32, False), RunState()
-    meter = Meter(state, 1, 1.0, TrainConfig(), env, {})
-    for microjoules in ((20e6, 15e6, 50e6, 50e6), (10e6, 20e6, 7e6, 7e6)):  # 30 + 5 J, then 90 + 5 J
-        count(*microjoules)
-        meter.count_energy()
-    count(30e6, 20e6, 7e6, 7e6)
-    meter = Meter(state, 1, 1.0, TrainConfig(), env, {})  # as after a roll-back, which loses none of it
-    assert meter.end("done", state)["energy_j"] == 150
-    shutil.rmtree(tmp_path / "intel-rapl:1")
-    assert meter.end("done", state)["energy_j"] is None
-
-
-def test_a_gpu_whose_energy_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
-    for library in (Mock(side_effect=OSError), lambda name: SimpleNamespace(), lambda name: Mock()):  # Mock() is no 0
-        monkeypatch.setattr("ctypes.CDLL", library)
-        assert hardware.energy_counters(torch.device("cuda")) == []
 
 
 FREED_AND_NEEDED_AGAIN = """
@@ -147,53 +113,28 @@ def test_a_terminal_of_another_encoding_ends_no_run(encoding, written, monkeypat
     assert sys.stdout.buffer.getvalue() == written + b" \\udcff\n"
 
 
-@pytest.mark.parametrize("encoding", ["ANSI_X3.4-1968", "ascii", "ISO-8859-1", "UTF-8"])
-def test_torch_compiles_where_it_can_read_its_own_files(encoding, monkeypatch):
-    monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale: encoding)
-    assert choose_compile(False, torch.device("cuda"), 0) == (False, "as asked")
-    if encoding in ("ANSI_X3.4-1968", "ascii"):  # two names of one
-        for setting in ("auto", True, "blocks"):
-            with pytest.raises(ValueError, match="export PYTHONUTF8=1, or --compile=False"):
-                choose_compile(setting, torch.device("cuda"), 0)
-    else:
-        assert choose_compile("auto", torch.device("cuda"), 0) == (True, "auto")
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)"
 
 
-DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (root@host)"
-
-
-@pytest.mark.parametrize(
-    "driver, cuda, node, words",
-    [
-        ("580.159.04", None, True, "is no build for CUDA: install one"),
-        ("535.104", "13.0", True, "is built for CUDA 13.0, which needs 580 or newer: update the driver"),
-        ("535.104", "12.6", False, "finds no .*/nvidia0: start the container"),
-        ("580.1", "13.0", True, "nvidia-smi may say why"),
-        (None, None, True, ""),  # no driver: a machine without a GPU
-    ],
-)
-def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(driver, cuda, node, words, tmp_path, monkeypatch):
+def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(tmp_path, monkeypatch):
     monkeypatch.setattr("nanodnt.run.hardware.NVIDIA_DRIVER", tmp_path / "version")
-    monkeypatch.setattr("nanodnt.run.hardware.DEVICES", tmp_path)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / ("nvidia0" if node else "nvidiactl")).touch()
-    if driver:
-        (tmp_path / "version").write_text(DRIVER.format(driver))
-        with pytest.raises(ValueError, match=f"driver {driver}, but torch .*{words}"):
-            choose_device("auto")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_device("auto") == (torch.device("cpu"), "auto: no GPU found")
+    (tmp_path / "version").write_text(DRIVER)
+    with pytest.raises(ValueError, match="driver 580.159.04, but torch .* finds no GPU that works: install the build"):
+        choose_device("auto")
     assert choose_device("cpu") == (torch.device("cpu"), "as asked")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose_device("auto") == (torch.device("cpu"), "auto: no GPU found")
 
 
-@pytest.mark.parametrize("amx", (False, True, None))
-@pytest.mark.parametrize("avx512", (False, True, None))
+@pytest.mark.parametrize("amx", (False, True))
+@pytest.mark.parametrize("avx512", (False, True))
 def test_the_dtype_of_a_cpu(amx, avx512, monkeypatch):
-    """bf16 where one of the two is there; None: a torch without the question."""
+    """bf16 where one of the two is there."""
     for name, answer in (("_is_amx_tile_supported", amx), ("_is_avx512_bf16_supported", avx512)):
-        monkeypatch.setattr(torch.cpu, name, None if answer is None else lambda answer=answer: answer, raising=False)
+        monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer)
     expected = torch.bfloat16 if amx or avx512 else torch.float32
     reason = "auto: the CPU has it" if amx or avx512 else "auto: the CPU has no bf16"
     assert choose_dtype("auto", torch.device("cpu")) == (expected, reason)
