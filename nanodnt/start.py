@@ -10,10 +10,11 @@ from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
 from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes
+from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes
 from nanodnt.run.checkpoints import RunState, fingerprint, how_to_continue, is_count, load_checkpoint, load_latest
 from nanodnt.run.environment import Split, possible_parallel
 from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile
+from nanodnt.settings import TrainConfig
 from nanodnt.tasks import fill_from_dataset, resolve, resolve_none, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
@@ -134,7 +135,10 @@ def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out
 
 
 def print_changes(title: str, old: dict, new: dict, env) -> None:
-    """One line with the settings of both that differ."""
+    """One line with the settings that differ; what older versions did not have counts as its default."""
+    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    fill_defaults(defaults)
+    old = {field.name: field.default for field in fields(GPTConfig)} | asdict(defaults) | old
     changed = [name for name in new if name in old and old[name] != new[name] and name not in NOT_PRINTED]
     if changed:
         env.print(f"{title}: {', '.join(f'{name} {old[name]} → {new[name]}' for name in changed)}")

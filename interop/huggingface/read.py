@@ -7,6 +7,7 @@ from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_f
 from interop.huggingface.hub import fetch, is_pretrained
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.run.checkpoints import fingerprint
 from nanodnt.weights import Trained, empty_model_like, model_from_checkpoint
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
@@ -19,8 +20,14 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
     folder = fetch(name)
     try:
         theirs = read_json(folder / "config.json")
+        checkpoints = sorted(fingerprint(folder))
+        if checkpoints and "model_type" not in theirs:
+            problem = f"it is a run: train.py takes {folder / checkpoints[0]}, say"
+            raise ValueError(f"{problem}; other commands a run without init_from")
+        if (folder / "ckpt.pt").exists() and not theirs:
+            raise ValueError("its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md")
         if "model_type" not in theirs:
-            raise ValueError("it has no config.json of a model (a run is named by --out_dir, without init_from)")
+            raise ValueError("it has no config.json of a model")
         if theirs.get("model_type") == "nanodnt":
             weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
             config = empty_model_like(dict(model_config=theirs["network"], model=weights)).config

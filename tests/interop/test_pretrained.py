@@ -194,7 +194,7 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "RoPE of the wrong type": (edit(rope_parameters="fast"), ".json damaged"),
     "another width": (edit(intermediate_size=32), "gate_proj [24, 16]"),
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
-    "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 larger"),
+    "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 10,000"),
     "old weights": (lambda folder: (folder / FILE).rename(folder / "x.bin"), f"no {FILE} .bin files are not read"),
     "cut off": (lambda folder: os.truncate(folder / FILE, 5000), f"{FILE} is damaged"),
     "another shape": (change(NORM, lambda t: t[:3]), "norm.weight [3]"),
