@@ -175,6 +175,14 @@ def write(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
+def as_run(checkpoint, config):
+    def spoil(folder):
+        (folder / checkpoint).touch()
+        (folder / "config.json").write_text(config)
+
+    return spoil
+
+
 def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
@@ -205,7 +213,9 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
         ".json files is damaged",
     ),
     "tokenizer without a model": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer cannot be read"),
-    "a run directory": (write("config.json", "{}"), "no config.json of a model (a run is named by --out_dir,"),
+    "no model": (write("config.json", "{}"), "no config.json of a model"),
+    "a run": (as_run("last.pt", '{"model": {}}'), "it is a run: train.py takes last.pt"),
+    "nanoGPT's run": (as_run("ckpt.pt", "{}"), "ckpt.pt is a checkpoint of nanoGPT docs/from_nanogpt.md"),
     "a network of another version": (
         write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
         "model_config has ['x'], unknown to this version",
