@@ -13,4 +13,4 @@ base = "vit_dyt.py"
 norm = "layernorm"
 dyt_alpha_attn = None
 dyt_alpha_other = None
-dyt_bias = None
+dyt_bias = False
