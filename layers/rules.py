@@ -110,6 +110,8 @@ def norms(c):
     grouped = groups > 1 and c.norm not in ("rmsnorm", "layernorm")
     yield grouped, f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={c.norm}"
     dyt = [f.name for f in fields(c) if f.name.startswith("dyt_")]
+    if c.dyt_bias is False:  # as good as none: what config/dyt/vit_layernorm.py sets, and its checkpoints have
+        dyt.remove("dyt_bias")
     yield c.norm != "dyt" and changed(c, *dyt), f": needs norm=dyt, but norm={c.norm}"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
