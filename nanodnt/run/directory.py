@@ -36,7 +36,8 @@ class RunDirectory:
 
     def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb_id=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
-        changed: no access, less than `needed_bytes` free, damaged metrics, no wandb, another run at work.
+        changed: no access, less than `needed_bytes` free, a folder source of another use, damaged metrics, no wandb,
+        another run at work.
 
         resumed     the checkpoint to go on from, which becomes last.pt; None: a new run, which deletes those it finds
         keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped
@@ -48,6 +49,8 @@ class RunDirectory:
         if free < needed_bytes:
             need = f"{needed_bytes / 1e9:.2f} GB"
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
+        if (self.path / "source").exists() and not (self.path / "config.json").exists():  # which is written first
+            raise ValueError(f"{self.path}/source is of no run, and would be replaced: choose another --out_dir")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
         self.record = configs | run_record()
