@@ -90,7 +90,7 @@ def import_harness():
 def main() -> int:
     (config,), _ = configure(EvaluateConfig, description=__doc__)
     config.check()
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ValueError("evaluations run in one process: start evaluate.py with python, not with torchrun")
     if config.task_names():
         with environment(config.device, config.dtype, TIMEOUT_S) as env:

@@ -481,8 +481,8 @@ class GPT(Transformer):
         if cache is None and positions is not None and self.runtime.flex_attention:
             return document_blocks(positions)
         T = len(places)
-        n_keys = cache[0].n_keys(T) if cache else T
-        if positions is None and (n_keys == T or (T == 1 and not cache[0].needs_mask)):
+        n_keys = cache[0].length + T if cache else T
+        if positions is None and (n_keys == T or T == 1):  # one new token sees all keys
             return None
         return additive(visible_keys(places, positions, n_keys), self.runtime.compute_dtype or self.wte.weight.dtype)
 

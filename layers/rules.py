@@ -109,10 +109,14 @@ def norms(c):
     yield not divides, f"norm_groups={groups} must divide n_embd={c.n_embd} (1 = no groups)"
     grouped = groups > 1 and c.norm not in ("rmsnorm", "layernorm")
     yield grouped, f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={c.norm}"
+    single = c.norm == "layernorm" and groups == c.n_embd
+    yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
     dyt = [f.name for f in fields(c) if f.name.startswith("dyt_")]
     if c.dyt_bias is False:  # as good as none, and older checkpoints have it
         dyt.remove("dyt_bias")
     yield c.norm != "dyt" and changed(c, *dyt), f": needs norm=dyt, but norm={c.norm}"
+    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda _, v: v == 0)
+    yield zero, " would make the slot constant: choose another α₀"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
     yield c.qk_norm and c.gain_out == "norm", "gain_out=norm already normalises each head of q and k: leave qk_norm out"

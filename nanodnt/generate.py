@@ -15,8 +15,6 @@ class KVCache:
     """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
     (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
-    needs_mask = False  # for one new token, which sees all keys
-
     def __init__(self, size: int, length=0):
         self.size, self.length, self.k, self.v = size, length, None, None
 
@@ -28,10 +26,6 @@ class KVCache:
         start, self.length = self.length, self.length + k.shape[2]
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
         return (self.k[:, :, : self.length], self.v[:, :, : self.length]) if start else (k, v)
-
-    def n_keys(self, T: int) -> int:
-        """How many keys `extend` returns for T new tokens. All of them precede the last token."""
-        return self.length + T
 
 
 def attention_kernels(device: torch.device):

@@ -37,17 +37,12 @@ class NanoDNTConfig(PretrainedConfig):
 class LayerCache:
     """One layer of a `transformers` cache, as GPT takes it: the methods of nanodnt.generate's KVCache."""
 
-    needs_mask = False
-
     def __init__(self, cache: DynamicCache, layer: int):
         self.cache, self.layer = cache, layer
 
     @property
     def length(self) -> int:
         return self.cache.get_seq_length(self.layer)
-
-    def n_keys(self, T: int) -> int:
-        return self.length + T
 
     def extend(self, k, v):
         """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values)."""

@@ -202,7 +202,9 @@ def fingerprint(out_dir: Path) -> dict:
 def how_to_continue(out_dir: Path, damaged: list[str] | tuple = ()) -> str:
     """What continues the run in `out_dir` without its `damaged` checkpoints, in words for an error message. "" if there
     is no other checkpoint."""
-    intact = {name: time for name, (_, time, _) in fingerprint(out_dir).items() if name not in damaged}
+    there = fingerprint(out_dir)
+    bad_inodes = {there[name][0] for name in damaged if name in there}  # best.pt is often a link to last.pt
+    intact = {name: time for name, (inode, time, _) in there.items() if inode not in bad_inodes}
     if not intact:
         return ""
     if not intact.keys().isdisjoint(LATEST):

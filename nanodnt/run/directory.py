@@ -36,7 +36,8 @@ class RunDirectory:
 
     def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb_id=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
-        changed: no access, less than `needed_bytes` free, damaged metrics, no wandb, another run at work.
+        changed: no access, less than `needed_bytes` free, a folder source of another use, damaged metrics, no wandb,
+        another run at work.
 
         resumed     the checkpoint to go on from, which becomes last.pt; None: a new run, which deletes those it finds
         keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped
@@ -48,6 +49,8 @@ class RunDirectory:
         if free < needed_bytes:
             need = f"{needed_bytes / 1e9:.2f} GB"
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
+        if (self.path / "source").exists() and not (self.path / "config.json").exists():  # which is written first
+            raise ValueError(f"{self.path}/source is of no run, and would be replaced: choose another --out_dir")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
         self.record = configs | run_record()
@@ -137,7 +140,7 @@ def wandb_may_fail(what: str):
 
 def read_end(path: Path) -> dict:
     """The "end" of the config.json in a run directory; {} where there is none."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # none, or damaged
         return json.loads((path / "config.json").read_text(encoding="utf-8")).get("end", {})
     return {}
 
@@ -190,12 +193,13 @@ def copy_code(target: Path) -> None:
     else:
         folder = Path(top.rstrip("\n"))
         names = [entry[3:] for entry in changed if entry.endswith(".py")]
-    for name in names:
-        if (folder / name).is_file():  # not one that was deleted
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, target / name)
-    if target.exists():
+    names = [name for name in names if (folder / name).is_file()]  # not those that were deleted
+    if names:
+        target.mkdir(parents=True)
         (target / ".gitignore").write_text("*\n", encoding="utf-8")  # no later run copies the copies
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, target / name)
 
 
 def run_record() -> dict:

@@ -240,6 +240,7 @@ def find_group() -> tuple[int, int, int] | None:
     fix = "start with torchrun, which sets them all, or unset them for a single process"
     try:
         rank, world_size, local_rank = map(int, place)
+        int(given.get("MASTER_PORT", 0))
     except ValueError:
         raise ValueError(f"{found}, of which some is no number: {fix}") from None
     if len(given) < len(GROUP) and (rank, world_size) == (0, 1):

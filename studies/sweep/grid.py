@@ -48,7 +48,7 @@ class SweepConfig:
         """The seeds. ValueError if the text names none, or one twice."""
         parts = [part.strip() for part in self.seeds.split(",") if part.strip()]
         numbers = [int(part) for part in parts if part.isdecimal()]
-        seeds = numbers if "," in self.seeds else range(1, sum(numbers) + 1)
+        seeds = numbers if "," in self.seeds else range(1, min(sum(numbers), 101) + 1)
         if len(numbers) < len(parts) or not 1 <= len(seeds) <= 100 or len(set(seeds)) < len(seeds):
             allowed = "a number n to 100, for seeds 1 to n, or a list of different seeds: 0,5 (of one: 7,)"
             raise ValueError(f"seeds={self.seeds} must be {allowed}")

@@ -1,5 +1,6 @@
 """What an error message advises works in the state in which it is given: a test provokes it, and does as it says."""
 
+import os
 import re
 import shlex
 import shutil
@@ -45,6 +46,13 @@ def damage_all_but_best(world: World) -> None:
     cut("last.pt", "prev.pt")(world)
 
 
+def damage_all_but_step_3(world: World) -> None:
+    shutil.copy(world.run / "best.pt", world.run / "step_3.pt")
+    (world.run / "best.pt").unlink()
+    cut("last.pt", "prev.pt")(world)
+    os.link(world.run / "last.pt", world.run / "best.pt")  # damaged as that one is, and younger than step_3.pt
+
+
 def other_optimizer_state(world: World) -> None:
     path = world.run / "last.pt"
     content = torch.load(path, weights_only=True)
@@ -61,6 +69,7 @@ ADVICE = {
     "scratch, replace": Advice(KEEP, ["(--overwrite=True)"]),
     "nothing there": Advice(f"{RESUME} --out_dir={{tmp}}/new", ["(--init_from=scratch)"]),
     "latest damaged": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_best),
+    "latest damaged, a link": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_step_3),
     "a run as weights": Advice(
         "--init_from={run} --out_dir={tmp}/new", [r"train\.py takes (\S+),"], keep_alone("step_3.pt"), "init_from"
     ),

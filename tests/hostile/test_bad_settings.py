@@ -49,6 +49,7 @@ VALUES = cases(
     ("WORLD_SIZE alone", "", ["WORLD_SIZE=2", "not RANK, LOCAL_RANK", "torchrun"], environ(WORLD_SIZE="2")),
     ("RANK=2 of 2", "", ["RANK=2", "not from 0 to WORLD_SIZE - 1"], environ(**GROUP | {"RANK": "2"})),
     ("WORLD_SIZE=two", "", ["WORLD_SIZE=two", "unset"], environ(WORLD_SIZE="two", RANK="0")),
+    ("MASTER_PORT=abc", "", ["MASTER_PORT=abc", "unset"], environ(**GROUP | {"MASTER_PORT": "abc"})),
     ("MASTER_ADDR empty", "", ["but not MASTER_ADDR:"], environ(**GROUP | {"MASTER_ADDR": ""})),
     ("no first rank", "--timeout_s=1", ["127.0.0.1"], environ(**GROUP), pytest.mark.deep),
     # the machine

@@ -111,6 +111,14 @@ def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["dead"]
 
 
+def test_a_folder_source_of_the_users_is_not_replaced(dataset, tmp_path, capsys):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "mine.py").touch()
+    assert run(out_dir=tmp_path, dataset=dataset) == 1
+    assert "/source is of no run" in capsys.readouterr().err
+    assert (tmp_path / "source" / "mine.py").exists() and not (tmp_path / "config.json").exists()
+
+
 def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     """By the same command and by another. After the first was killed, the folder is free."""
     config = dict(out_dir=tmp_path / "run", dataset=dataset)

@@ -57,6 +57,8 @@ REFUSED = (
     (dict(post_norm_blocks=3), "post_norm_blocks=3 between 0 and n_layer=2"),
     (dict(norm_groups=3), "norm_groups=3 n_embd=8"),
     (dict(norm_groups=2, norm="dyt"), "norm_groups=2 norm=rmsnorm layernorm norm=dyt"),
+    (dict(norm="layernorm", norm_groups=8), "norm_groups=8 LayerNorm lower"),
+    (dict(norm="dyt", dyt_alpha_attn=0.0, dyt_alpha_other=0), "dyt_alpha_attn=0.0 dyt_alpha_other=0"),
     (dict(dyt_learn_alpha=False, dyt_bias=True, norm="none"), "dyt_learn_alpha dyt_bias norm=dyt norm=none"),
     (dict(embed_scale=True, input_norm=True), "embed_scale input_norm"),
     (dict(qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm"),
