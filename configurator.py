@@ -43,6 +43,9 @@ RENAMED = {
     "smooth": "loss.png averages training losses over 5% of the run",
     "real_data": "data=random, or dataset",
     "compile": "only train.py and bench.py compile: leave it out",
+    "timeout_s": "only runs of train.py wait for other processes: leave it out",
+    "prompt_key": "data/sft/prepare.py reads records with such keys: prepare them, then name the dataset",
+    "response_key": "data/sft/prepare.py reads records with such keys: prepare them, then name the dataset",
 }
 ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
 ALLOWED += "names assigned above, + - * / // % **"
