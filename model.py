@@ -462,7 +462,7 @@ class GPT(Transformer):
     def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
         """(`stream`, the table that `embed` gives)."""
         T, start, c = idx.shape[1], cache[0].length if cache else 0, self.config
-        if not torch.is_tensor(start) and start + T > c.block_size:  # a tensor: see StaticKVCache
+        if start + T > c.block_size:
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={c.block_size}")
         places = start + torch.arange(T, device=idx.device)
         mask, positions = self.mask(places, positions, cache), places if positions is None else positions

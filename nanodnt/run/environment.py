@@ -218,7 +218,7 @@ def environment(device: str, dtype: str, timeout_s: int):
 def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
     env.timeout = timedelta(seconds=timeout_s)
-    cores.processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    cores.processes_here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     cuda = env.device.type == "cuda"
     options = None
     if cuda:  # messages first where products fill the GPU; groups that are split off inherit it

@@ -162,12 +162,12 @@ def training_seconds(rows: list) -> list | None:
 
 def smoothed(values: list, share: float) -> list:
     """Moving means over a window of that `share` of the values, shorter at both ends; centred, so without a lag."""
-    if not values:
-        return []
-    window = np.ones(2 * int(len(values) * share / 2) + 1)
-    counts = np.convolve(np.ones(len(values)), window)  # as long as both together
-    half = len(window) // 2
-    return (np.convolve(values, window) / counts)[half : half + len(values)].tolist()
+    n = len(values)
+    half = int(n * share / 2)
+    sums = np.cumsum([0.0, *values])
+    low = np.maximum(np.arange(n) - half, 0)
+    high = np.minimum(np.arange(n) + half + 1, n)
+    return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 
 def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:

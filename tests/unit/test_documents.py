@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
     model, cache = cached(name, size=9)
     idx, _, positions = (t[:, :12] for t in batch_of(ROWS))
     in_parts(model, cache, idx[:, :6], None, (6,))
-    kept = [(layer.length, layer.k.clone(), layer.v.clone()) for layer in cache]
+    kept = [(layer.k[:, :, :6].clone(), layer.v[:, :, :6].clone()) for layer in cache]
     for wrong in (
         lambda: model(idx[:, :4], cache=cache),
         lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
@@ -271,8 +271,9 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
     ):
         with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9$"):
             wrong()
-    for layer, (length, k, v) in zip(cache, kept, strict=True):
-        assert layer.length == length == 6 and torch.equal(layer.k, k) and torch.equal(layer.v, v)
+    for layer, (k, v) in zip(cache, kept, strict=True):  # beyond the 6 tokens the buffers may hold anything, NaN too
+        assert layer.length == 6
+        assert torch.equal(layer.k[:, :, :6], k) and torch.equal(layer.v[:, :, :6], v)
 
 
 # -------------------------------------------------------------------------------------------------- what is tracked
