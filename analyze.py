@@ -5,9 +5,10 @@ python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # 
 python analyze.py out/dnt_small/step_2000.pt --figures=gradients   # one checkpoint: DNT's Fig. 1 is of an early one
 python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal  # LNS's Figs. 2-3, a published model
 
-Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was measured. docs/analysis.md
-lists the figures; studies/analysis defines their numbers. They are measured on validation windows, the same every time.
-What changes over training is read from the checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
+Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was
+measured. docs/analysis.md lists the figures; studies/analysis defines their numbers. They are
+measured on validation windows, the same every time. What changes over training is read from the
+checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
 """
 
 import sys
@@ -26,13 +27,19 @@ def main() -> int:
     paths = [Path(path) for path in given["run"][0]]
     if config.init_from:
         if paths:
-            raise ValueError(f"init_from={config.init_from} is in place of runs: leave it out, or {paths[0]}")
+            raise ValueError(
+                f"init_from={config.init_from} is in place of runs: leave it out, or {paths[0]}"
+            )
         return analyze([Path(config.init_from)], config)
     if not paths:
-        how = "a run directory or a checkpoint of one; or --init_from=FOLDER, a model of Hugging Face"
+        how = (
+            "a run directory or a checkpoint of one; or --init_from=FOLDER, a model of Hugging Face"
+        )
         raise ValueError(f"no run is named: python analyze.py RUN [RUN ...], {how}")
     if missing := [str(path) for path in paths if not path.exists()]:
-        raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
+        raise ValueError(
+            f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them"
+        )
     return analyze(paths, config)
 
 

@@ -7,8 +7,9 @@ python bench.py config/dnt_small.py --vary=optimizer=adamw,msgdw,muon          #
 python bench.py config/dnt_small.py --profile                                  # a trace, and time by kind of kernel
 python bench.py config/gpt2_small.py --profile --only=nanogpt                  # of nanoGPT's step
 
-Variants take turns in one process, so a machine that slows down slows all of them alike: trust the ratios.
-Is the arithmetic right on a GPU: make test-gpu. Checks and measurements of one GPU in 9 minutes: make gpu-check.
+Variants take turns in one process, so a machine that slows down slows all of them alike: trust the
+ratios. Is the arithmetic right on a GPU: make test-gpu. Checks and measurements of one GPU in 9
+minutes: make gpu-check.
 """
 
 import gc
@@ -37,10 +38,13 @@ from nanodnt.settings import TrainConfig
 
 
 def read_variants(argv: list) -> dict:
-    """{name: (GPTConfig, TrainConfig, BenchConfig)} of the command line, or of each value, or file, of --vary."""
+    """{name: (GPTConfig, TrainConfig, BenchConfig)} of the command line, or of each value, or file,
+    of --vary."""
 
     def read(*more):
-        return configure(GPTConfig, TrainConfig, BenchConfig, argv=[*argv, *more], description=__doc__)[0]
+        return configure(
+            GPTConfig, TrainConfig, BenchConfig, argv=[*argv, *more], description=__doc__
+        )[0]
 
     base = read()
     vary = base[-1].vary
@@ -50,7 +54,9 @@ def read_variants(argv: list) -> dict:
     values = values.split(",")
     if len(values) < 2:
         examples = "optimizer=adamw,muon or config/dnt/s1.py,config/dnt/s5.py"
-        raise ValueError(f"vary={vary}: give FLAG=VALUE,VALUE,… or FILE,FILE,…, such as {examples}; or norms")
+        raise ValueError(
+            f"vary={vary}: give FLAG=VALUE,VALUE,… or FILE,FILE,…, such as {examples}; or norms"
+        )
     if equals:
         return {f"{flag}={value}": read(f"--{flag}={value}") for value in values}
     stems = {Path(file).stem for file in values}
@@ -88,13 +94,18 @@ def run(argv: list) -> None:
     bench.check()
     devices = {other.device for _, other, _ in found.values()}
     if len(devices) > 1:
-        raise ValueError(f"--vary needs one device, but the variants have {', '.join(sorted(devices))}")
+        raise ValueError(
+            f"--vary needs one device, but the variants have {', '.join(sorted(devices))}"
+        )
     with environment(config.device, config.dtype, config.timeout_s) as env:
         if env.distributed:
             raise ValueError("bench.py times one process: start it without torchrun")
-        torch._dynamo.config.recompile_limit = 10_000  # every variant is another network to the same code
+        # every variant is another network to the same code
+        torch._dynamo.config.recompile_limit = 10_000
         torch._dynamo.config.accumulated_recompile_limit = 10_000
-        settings = {n: Setting(model_config=f, config=c, bench=b, env=env) for n, (f, c, b) in found.items()}
+        settings = {
+            n: Setting(model_config=f, config=c, bench=b, env=env) for n, (f, c, b) in found.items()
+        }
         first = next(iter(settings.values()))
         record, facts = run_record(), header(first)
         warnings = check_load(first) + config.source_notes()

@@ -2,12 +2,13 @@
 
     python train.py config/dnt_small.py config/mine.py --learning_rate=1e-3
 
-Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
-is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key. The first
-line can be `base = "other.py"`, a path from the file's own folder: that file's lines stand in its place, and the lines
-below can set the same names again.
-A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
-For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home folder, as in a shell.
+Files apply from left to right; a flag wins over every file, wherever it stands. A config file has
+Python's syntax but is data: it is parsed, never executed. It holds lines `name = expression`; a
+`_name` is a helper, not a key. The first line can be `base = "other.py"`, a path from the file's
+own folder: that file's lines stand in its place, and the lines below can set the same names again.
+A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its
+text in `--help`. For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home
+folder, as in a shell.
 """
 
 import ast
@@ -49,8 +50,18 @@ RENAMED = {
 }
 ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
 ALLOWED += "names assigned above, + - * / // % **"
-ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg}
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+ARITHMETIC |= {
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
 MAX_FILE_CHARS = 100_000  # of a config file
 MAX_MISTAKES = 10  # that are named at once
 MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
@@ -59,7 +70,8 @@ WORDS |= {"None": None, "none": None}  # what these mean on the command line
 
 
 class ConfigError(ValueError):
-    """A mistake in the user's input. The message says where it is, what is wrong and what to write instead."""
+    """A mistake in the user's input. The message says where it is, what is wrong and what to write
+    instead."""
 
 
 class PathName(str):
@@ -73,16 +85,19 @@ class Flag(NamedTuple):
     help: str  # the comment beside the field
 
 
-def configure(*schemas: type, argv: list | None = None, description: str = "", positional: str = "config"):
-    """Read the command line into one instance of each dataclass in `schemas`; returns (instances, given).
+def configure(
+    *schemas: type, argv: list | None = None, description: str = "", positional: str = "config"
+):
+    """Read the command line into one instance of each dataclass in `schemas`; returns (instances,
+    given).
 
-    `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or "command line".
-    Arguments without dashes are config files. With another `positional`, say "run", they are not read but listed:
-    given["run"] = (["out/a", "out/b"], "command line").
+    `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or
+    "command line". Arguments without dashes are config files. With another `positional`, say "run",
+    they are not read but listed: given["run"] = (["out/a", "out/b"], "command line").
 
-    A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
-    prints every flag, `--version` VERSION and torch's, and exits with 0. ValueError for a mistake in `schemas`: a name
-    in two of them, say."""
+    A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit
+    code 2. `--help` prints every flag, `--version` VERSION and torch's, and exits with 0.
+    ValueError for a mistake in `schemas`: a name in two of them, say."""
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
     if asked := [arg for arg in argv if arg in ASKS]:
@@ -99,27 +114,34 @@ def configure(*schemas: type, argv: list | None = None, description: str = "", p
             values = {name: given[flag][0] for name, flag in names.items() if flag in given}
             instances.append(schema(**values))
     except ValueError as error:
-        print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
+        print(
+            f"{rank_tag()}error:",
+            "".join(c if c.isprintable() else " " for c in str(error)),
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     return instances, given
 
 
 def prepare_streams() -> None:
-    """Every command begins with this. What is printed may hold any character: one that the encoding of stdout lacks
-    becomes an escape, such as \\u2192, where Python would end the program. stderr does so anyway."""
+    """Every command begins with this. What is printed may hold any character: one that the encoding
+    of stdout lacks becomes an escape, such as \\u2192, where Python would end the program. stderr
+    does so anyway."""
     if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> int:
-    """For a program whose reader has gone: what is still to be printed goes nowhere, because Python's flush at exit
-    would fail again. Returns the exit code that shells report for SIGPIPE."""
+    """For a program whose reader has gone: what is still to be printed goes nowhere, because
+    Python's flush at exit would fail again. Returns the exit code that shells report for
+    SIGPIPE."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + 13
 
 
 def flush_output() -> int:
-    """Print what is still waiting. Returns 0, or the exit code of `discard_output` where the reader has gone.
+    """Print what is still waiting. Returns 0, or the exit code of `discard_output` where the reader
+    has gone.
 
     Without this call Python does so at its end, where an error gives a traceback."""
     try:
@@ -127,22 +149,26 @@ def flush_output() -> int:
     except BrokenPipeError:
         return discard_output()
     except OSError as error:
-        print(f"{rank_tag()}error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        print(
+            f"{rank_tag()}error: the output cannot be written ({error.strerror})", file=sys.stderr
+        )
         discard_output()
         return 1
     return 0
 
 
 def rank_tag() -> str:
-    """What an error message begins with: "[rank 3] " in one of several processes under torchrun, else nothing."""
+    """What an error message begins with: "[rank 3] " in one of several processes under torchrun,
+    else nothing."""
     rank = os.environ.get("RANK")
     several = (os.environ.get("WORLD_SIZE") or "1") != "1"
     return f"[rank {rank}] " if rank and several else ""
 
 
 def describe(*instances, given: dict | None = None) -> str:
-    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default. With
-    `given`, which configure returned, further lines name the flags that each file and the command line set."""
+    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the
+    default. With `given`, which configure returned, further lines name the flags that each file and
+    the command line set."""
     flags = read_flags(*map(type, instances))
     lines = []
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
@@ -165,8 +191,8 @@ def describe(*instances, given: dict | None = None) -> str:
 
 
 def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[str, tuple]:
-    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake, but for all
-    names that are unknown at once: a config of another program has many."""
+    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first
+    mistake, but for all names that are unknown at once: a config of another program has many."""
     given = {}
     typed = {}  # flags: their words
     rest = []
@@ -180,9 +206,13 @@ def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[
         elif name not in flags:
             unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
         elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):
-            raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})")
+            raise ConfigError(
+                f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})"
+            )
         elif name in typed:
-            raise ConfigError(f"--{name} is given twice, as {typed[name]!r} and {value!r}: keep one")
+            raise ConfigError(
+                f"--{name} is given twice, as {typed[name]!r} and {value!r}: keep one"
+            )
         else:
             typed[name] = value if equals else "True"
     if positional != "config":
@@ -197,9 +227,13 @@ def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[
     if unknown:
         raise ConfigError("; ".join(unknown))
     for name, value, where in keys:
-        given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
+        given[name] = (
+            _checked([value], flags[name], f"{where}: {name} cannot be {value!r}"),
+            where,
+        )
     for name, value in typed.items():
-        readings = [value]  # what the word can mean, for the flag to choose from: "1" is the string, True or the number
+        # what the word can mean, for the flag to choose from: "1" is the string, True or the number
+        readings = [value]
         if value in WORDS:
             readings.append(WORDS[value])
         for number in (int, float):
@@ -268,7 +302,9 @@ def _parse(path: str) -> tuple[str, list]:
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply") from None
+        raise ConfigError(
+            f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply"
+        ) from None
     match body:
         case [ast.Expr(value=ast.Constant(value=str())), *body]:
             pass
@@ -276,8 +312,8 @@ def _parse(path: str) -> tuple[str, list]:
 
 
 def _evaluate(node, names):
-    """The value of an expression of constants, `names` and arithmetic. ConfigError for anything else, and for a number
-    beyond the range of a float: integers that long could take hours."""
+    """The value of an expression of constants, `names` and arithmetic. ConfigError for anything
+    else, and for a number beyond the range of a float: integers that long could take hours."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             pass
@@ -291,7 +327,8 @@ def _evaluate(node, names):
             if not all(type(number) in (int, float) for number in numbers):
                 raise ConfigError("arithmetic is for numbers only")
             if isinstance(op, ast.Pow):
-                float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
+                # overflows at once; 9**9**9 in integers would take hours
+                float(numbers[0]) ** numbers[1]
             value = ARITHMETIC[type(op)](*numbers)
         case _:
             raise ConfigError(f"not allowed; {ALLOWED}")
@@ -304,7 +341,8 @@ def _evaluate(node, names):
 
 
 def _options(hint):
-    """The types and constants that an annotation allows: `int | None` is [int, None], `bool` is [True, False]."""
+    """The types and constants that an annotation allows: `int | None` is [int, None], `bool` is
+    [True, False]."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
@@ -312,23 +350,31 @@ def _options(hint):
     simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
     simple |= {PathName: [PathName]}
     if hint not in simple:
-        raise ValueError(f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
+        raise ValueError(
+            f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them"
+        )
     return simple[hint]
 
 
 def _checked(readings, flag, what):
-    """The first of `readings` that the flag allows, converted to its type. ConfigError beginning with `what`."""
-    # Strings first, types last: "none" is the string where that is a choice, else None, else a string like any other.
-    for option in sorted(_options(flag.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))):
+    """The first of `readings` that the flag allows, converted to its type. ConfigError beginning
+    with `what`."""
+    # Strings first, types last: "none" is the string where that is a choice, else None, else a
+    # string like any other.
+    for option in sorted(
+        _options(flag.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))
+    ):
         for value in readings:
             if option in MAX_NUMBER and type(value) in (int, float):
-                if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):  # no nan, no inf
+                # no nan, no inf
+                if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):
                     return option(value)
             elif option is PathName and type(value) is str:
                 return read_path(value, what)
             elif option is str and type(value) is str:
                 return decode_argument(value, what)
-            elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
+            # a bool is no int
+            elif option is type(value) or (type(option) is type(value) and option == value):
                 return value
     raise ConfigError(f"{what}: it takes {_expected(flag)}")
 
@@ -336,7 +382,8 @@ def _checked(readings, flag, what):
 def read_path(text: str, where: str = "") -> str:
     """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell.
 
-    ConfigError, which begins with `where`, if there is no such home: a shell would make a folder that is named ~."""
+    ConfigError, which begins with `where`, if there is no such home: a shell would make a folder
+    that is named ~."""
     path = os.path.expanduser(text)
     if path.startswith("~"):
         user = text.partition("/")[0][1:]
@@ -346,7 +393,8 @@ def read_path(text: str, where: str = "") -> str:
 
 
 def decode_argument(text: str, where: str) -> str:
-    """A text from the command line or a terminal. ConfigError, which begins with `where`, if it is not UTF-8."""
+    """A text from the command line or a terminal. ConfigError, which begins with `where`, if it is
+    not UTF-8."""
     try:
         text.encode()
     except UnicodeError:
@@ -370,7 +418,9 @@ def _show(value):
 
 def _hint(name, flags, dashes=""):
     close = difflib.get_close_matches(name.lower(), flags, n=1)
-    return RENAMED.get(name) or (f"did you mean {dashes}{close[0]}?" if close else "--help lists them all")
+    return RENAMED.get(name) or (
+        f"did you mean {dashes}{close[0]}?" if close else "--help lists them all"
+    )
 
 
 # -------------------------------------------------------------------------------- flags, from the dataclasses' source
@@ -383,22 +433,28 @@ def flag_of(field) -> str:
 
 @cache
 def read_flags(*schemas: type) -> dict[str, Flag]:
-    """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a wrong default."""
+    """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a
+    wrong default."""
     flags = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)
         for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
             if flag_of(field) in (*flags, "base"):
-                raise ValueError(f"{name}: another schema has that name, or it is that of a file's base")
-            flag = Flag(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
+                raise ValueError(
+                    f"{name}: another schema has that name, or it is that of a file's base"
+                )
+            flag = Flag(
+                hints[field.name], field.default, *comments.get(field.name, (schema.__name__, ""))
+            )
             _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
             flags[flag_of(field)] = flag
     return flags
 
 
 def _comments(schema):
-    """name → (section, comment) of a dataclass: the comment beside a field, and those below it up to a blank line."""
+    """name → (section, comment) of a dataclass: the comment beside a field, and those below it up
+    to a blank line."""
     found = {}
     section, name = schema.__name__, None
     before_methods = re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0]
@@ -409,7 +465,10 @@ def _comments(schema):
         if comment and comment[1].startswith("---"):
             name, section = None, comment[1].strip("- ") or section
         elif comment and name:
-            found[name] = (section, f"{found[name][1]} {comment[1]}".strip() if name in found else comment[1])
+            found[name] = (
+                section,
+                f"{found[name][1]} {comment[1]}".strip() if name in found else comment[1],
+            )
         elif field:
             found[name] = (section, "")
     return found
@@ -417,7 +476,11 @@ def _comments(schema):
 
 def _help_text(flags, description, positional):
     usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...], or --version"
-    files = "Config files apply from left to right; --key=value wins over them." if positional == "config" else ""
+    files = (
+        "Config files apply from left to right; --key=value wins over them."
+        if positional == "config"
+        else ""
+    )
     blocks = [usage, description.strip(), files]
     for title, names in groupby(flags, key=lambda name: flags[name].section):
         lines = [title]
@@ -426,6 +489,8 @@ def _help_text(flags, description, positional):
             if len(start) > 32:  # a long default has a line of its own
                 lines, start = [*lines, start.rstrip()], " " * 32
             text = f"{flags[name].help} [{_expected(flags[name])}]".strip()
-            lines += textwrap.wrap(text, 100, initial_indent=start, subsequent_indent=" " * 32, break_on_hyphens=False)
+            lines += textwrap.wrap(
+                text, 100, initial_indent=start, subsequent_indent=" " * 32, break_on_hyphens=False
+            )
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)

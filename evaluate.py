@@ -9,8 +9,9 @@ python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15   # 
 python evaluate.py --out_dir=out/lns_350m --tasks=arc_easy --without_block=all   # without each block, as LNS's Fig. 3
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
 
-Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced. One without a
-block is another task: "arc_easy without block 3". The blocks that are left keep their own number ℓ (LNS's 1/√ℓ).
+Results are added to evaluation.json in the run directory; a task that is evaluated again is
+replaced. One without a block is another task: "arc_easy without block 3". The blocks that are left
+keep their own number ℓ (LNS's 1/√ℓ).
 """
 
 import importlib.util
@@ -37,7 +38,8 @@ TIMEOUT_S = 60  # for other processes, of which there are none
 
 
 def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
-    """Evaluate every run on every task, and write what is found, one task or group after the other."""
+    """Evaluate every run on every task, and write what is found, one task or group after the
+    other."""
     folders = config.folders()
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
@@ -47,14 +49,21 @@ def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
-    left_out = {folder: config.left_out(run.model.config.n_layer, run.source) for folder, run in runs.items()}
+    left_out = {
+        folder: config.left_out(run.model.config.n_layer, run.source)
+        for folder, run in runs.items()
+    }
     sources = {folder: open_sources(config, run) for folder, run in runs.items()}
     names = [name for name in config.task_names() if name not in ("text", "answers")]
     harness = import_harness() if names else None
     tasks = harness.find_tasks(names, config.task_folder) if names else None
     record = run_record()
     about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device))
-    about |= dict(dtype=str(env.dtype).removeprefix("torch."), batch_size=config.batch_size, date=record["started"])
+    about |= dict(
+        dtype=str(env.dtype).removeprefix("torch."),
+        batch_size=config.batch_size,
+        date=record["started"],
+    )
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
 
     for folder in folders:
@@ -67,17 +76,25 @@ def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
             print(f"evaluating {run.source}, step {run.step}{without}", flush=True)
             if sources[folder]:
                 with without_block(run.model, number):
-                    found = {its.task: score(run.model, its, config.batch_size, unused) for its in sources[folder]}
-                write_results(folder, found | mean_entry(found), without, about | {"step": run.step})
+                    found = {
+                        its.task: score(run.model, its, config.batch_size, unused)
+                        for its in sources[folder]
+                    }
+                write_results(
+                    folder, found | mean_entry(found), without, about | {"step": run.step}
+                )
             for name in names:  # each is written at once: a later one may fail
                 found = harness.run_task(name, lm, number, tasks, config)
                 write_results(folder, found, without, about | {"step": run.step})
 
 
 def import_harness():
-    """The module that runs tasks of lm-evaluation-harness. ValueError where that is not installed."""
+    """The module that runs tasks of lm-evaluation-harness. ValueError where that is not
+    installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("every task but text and answers needs lm-evaluation-harness: make install-eval")
+        raise ValueError(
+            "every task but text and answers needs lm-evaluation-harness: make install-eval"
+        )
     root = Path(__file__).resolve().parent
     # tasks import the package `evaluate`, which must be found before this command
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != root] + [str(root)]
@@ -91,13 +108,17 @@ def main() -> int:
     (config,), _ = configure(EvaluateConfig, description=__doc__)
     config.check()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise ValueError("evaluations run in one process: start evaluate.py with python, not with torchrun")
+        raise ValueError(
+            "evaluations run in one process: start evaluate.py with python, not with torchrun"
+        )
     if config.task_names():
         with environment(config.device, config.dtype, TIMEOUT_S) as env:
             evaluate_runs(config, env)
     found = {folder: read_results(folder) for folder in config.folders()}
     if missing := [folder for folder, tasks in found.items() if not tasks]:
-        raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
+        raise ValueError(
+            f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15"
+        )
     print("\n".join(compare_results(found)))
     return 0
 

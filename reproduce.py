@@ -6,10 +6,11 @@ python reproduce.py --claims=my_claims.py --dry_run    # yours: how many runs, a
 python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
 python reproduce.py --judge_only                       # no run: verdicts, page and figures from the committed record
 
-A claims file is data: docs/claims.md. Kill it at any time and start it again: finished runs stay, and an unfinished one
-goes on from its last checkpoint. Learning rates are tuned with two seeds, and the number of seeds is chosen from their
-spread; numbers are reported with other seeds. What is measured goes to docs/results/NAME/record.json, NAME being that
-of the claims file, and everything else is derived from that file.
+A claims file is data: docs/claims.md. Kill it at any time and start it again: finished runs stay,
+and an unfinished one goes on from its last checkpoint. Learning rates are tuned with two seeds, and
+the number of seeds is chosen from their spread; numbers are reported with other seeds. What is
+measured goes to docs/results/NAME/record.json, NAME being that of the claims file, and everything
+else is derived from that file.
 """
 
 import sys

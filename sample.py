@@ -9,7 +9,8 @@ echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 python sample.py --out_dir=out/sft --chat                                       # talk; Ctrl-D ends it
 python sample.py --out_dir=out/sft --chat --system="Be brief." < prompts.txt > answers.txt
 
-In a chat each line of standard input is a prompt. The template is the one of the data that the model was fine-tuned on.
+In a chat each line of standard input is a prompt. The template is the one of the data that the
+model was fine-tuned on.
 """
 
 import math
@@ -39,27 +40,35 @@ class SampleConfig:
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
     start_file: PathName = ""  # a file that holds the prompt; - = standard input
-    init_from: PathName = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, …
+    init_from: PathName = ""  # instead of a run's checkpoint: a folder of Hugging Face,
+    #   OWNER/MODEL, gpt2, …
     # --- a conversation ---
     chat: bool = False  # answer the lines of standard input, one after another
     template: str = ""  # chat, alpaca, chatml, plain; empty = the checkpoint's
     system: str = ""  # a system message, which stands before the first prompt
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
-    max_new_tokens: int = 500  # longest continuation, or answer, in tokens; end of text ends it earlier
+    max_new_tokens: int = 500  # longest continuation, or answer, in tokens; end of text ends it
+    #   earlier
     temperature: float = 0.8  # divides the logits; 0 = always the most likely token
     top_k: int = 200  # only the k most likely tokens; 0 = off
     top_p: float = 1.0  # only the most likely tokens that together reach this probability; 1 = off
     seed: int = 1337  # of the draws
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix
+    #   multiplications
 
     def check(self, given=()):
-        """ValueError for values that mean nothing. `given` has the names of the flags that were set."""
+        """ValueError for values that mean nothing. `given` has the names of the flags that were
+        set."""
         for name, ok, allowed in (
             ("num_samples", self.num_samples >= 1, "at least 1"),
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature == 0 or 1e-4 <= self.temperature < math.inf, "0, or at least 0.0001"),
+            (
+                "temperature",
+                self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
+                "0, or at least 0.0001",
+            ),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
         ):
@@ -69,7 +78,9 @@ class SampleConfig:
             raise ValueError("start and start_file both give a prompt: keep one")
         for name in NOT_IN_CHAT if self.chat else ():
             if name in given:
-                raise ValueError(f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}")
+                raise ValueError(
+                    f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}"
+                )
         if (self.template or self.system) and not self.chat:
             raise ValueError("template and system are for a chat: add --chat, or leave them out")
 
@@ -89,7 +100,13 @@ def main() -> None:
         trained = load_trained(config.out_dir, config.checkpoint)
     trained.model.to(device).set_runtime(compute_dtype=dtype)
     top = dict(top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None)
-    drawing = dict(temperature=config.temperature, generator=torch.Generator(device).manual_seed(config.seed)) | top
+    drawing = (
+        dict(
+            temperature=config.temperature,
+            generator=torch.Generator(device).manual_seed(config.seed),
+        )
+        | top
+    )
     if config.chat:
         from interop.conversations.chat import chat_with
 
@@ -107,7 +124,11 @@ def read_prompt(config: SampleConfig) -> str:
     else:
         return config.start
     try:
-        text = decode_text(sys.stdin.buffer.read(), "standard input") if name == "-" else read_text(Path(name))
+        text = (
+            decode_text(sys.stdin.buffer.read(), "standard input")
+            if name == "-"
+            else read_text(Path(name))
+        )
     except ValueError as e:
         raise ValueError(f"{flag}: {e}") from None
     return text.removesuffix("\n")
@@ -118,7 +139,9 @@ def draw_samples(config: SampleConfig, trained: Trained, text: str, drawing: dic
     for remark in trained.tokenizer.remarks(text):
         print(f"note: the prompt: {remark}", file=sys.stderr)
     how = drawing | dict(stop=trained.tokenizer.eot)
-    texts = continue_text(trained.model, trained.tokenizer, text, config.max_new_tokens, config.num_samples, **how)
+    texts = continue_text(
+        trained.model, trained.tokenizer, text, config.max_new_tokens, config.num_samples, **how
+    )
     for found in texts:
         print(found, "-" * 80, sep="\n")
 

@@ -1,4 +1,5 @@
-"""Train every combination of config files, flags and seeds; write a table, and draw loss against learning rate.
+"""Train every combination of config files, flags and seeds; write a table, and draw loss against
+learning rate.
 
 python sweep.py config/quickstart.py --learning_rate=1e-3,3e-3,1e-2 --files=config/dnt/s1.py,config/dnt/s5.py --seeds=3
 python sweep.py config/quickstart.py --files=config/dnt/s5.py+config/optimizers/msgdw.py --learning_rate=0.1,0.3,1
@@ -6,11 +7,12 @@ python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4,1.2e-3 --print=Tru
 python sweep.py config/transfer.py --n_embd=64,128,256 --learning_rate=2e-3,4e-3,8e-3 --for=config/dnt_xl.py
 python sweep.py config/transfer.py --n_embd=64,128,256,512 --parametrization=standard,mup --coordinates=8  # seconds
 
-A flag of train.py may have several values, separated by commas. min_lr is a tenth of a learning_rate that is given,
-unless you give it too. Kill it at any time and start it again: finished runs stay, and an unfinished one goes on from
-its last checkpoint. A run that fails is reported, and the others go on. The folder --out gets sweep.json with every
-result, sweep.md with a table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png;
-over sizes also transfer.md, and with --coordinates only coordinates.md.
+A flag of train.py may have several values, separated by commas. min_lr is a tenth of a
+learning_rate that is given, unless you give it too. Kill it at any time and start it again:
+finished runs stay, and an unfinished one goes on from its last checkpoint. A run that fails is
+reported, and the others go on. The folder --out gets sweep.json with every result, sweep.md with a
+table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png; over
+sizes also transfer.md, and with --coordinates only coordinates.md.
 """
 
 import sys
@@ -50,7 +52,9 @@ def main() -> int:
         finished, code = [point.run.path.name for point in points if is_finished(point.run)], 0
     else:
         print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
-        finished, code = runner.call_all(runner.finish, {point.run.path.name: (point.run,) for point in points})
+        finished, code = runner.call_all(
+            runner.finish, {point.run.path.name: (point.run,) for point in points}
+        )
     lines, found = write_results(points, finished, folder, sys.argv)
     if size := swept_size(points[0].flags):
         lines += write_transfer(found, size, folder)

@@ -17,17 +17,39 @@ import torch
 from configurator import configure, describe
 from model import GPTConfig, Transformer
 from nanodnt.data import Prefetch, PreparedData, load_meta
-from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, training_step
+from nanodnt.engine import (
+    Trainer,
+    evaluate,
+    prepare_model,
+    seed_step,
+    set_learning_rates,
+    training_step,
+)
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
-from nanodnt.run.metrics import Meter, draw_loss, end_line, finite, make_watchers, progress_line, validation_line
+from nanodnt.run.metrics import (
+    Meter,
+    draw_loss,
+    end_line,
+    finite,
+    make_watchers,
+    progress_line,
+    validation_line,
+)
 from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore, split_run
+from nanodnt.start import (
+    allocate_and_fill,
+    compile_run,
+    describe_run,
+    find_start,
+    restore,
+    split_run,
+)
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -70,22 +92,31 @@ class Run:
 
     @property
     def row_offset(self) -> int:
-        """Rows by which batches are ahead of `step * batch_size`: 0 unless earlier steps had another batch size."""
+        """Rows by which batches are ahead of `step * batch_size`: 0 unless earlier steps had
+        another batch size."""
         return self.state.rows - (self.state.step + self.state.shift) * self.config.batch_size
 
     @property
     def ending(self) -> str:
         """Why the run ends at this step, in words; "" = it goes on."""
         reached = 0 < self.config.target_val_loss >= self.state.best_val_loss
-        return "target_val_loss reached" if reached else "done" * (self.state.step >= self.config.max_iters)
+        return (
+            "target_val_loss reached"
+            if reached
+            else "done" * (self.state.step >= self.config.max_iters)
+        )
 
     @property
     def will_roll_back(self) -> bool:
-        """A spike rolls back while roll-backs are left; after that it ends the run like any other failure."""
-        return isinstance(self.failure, RollBack) and self.state.rollbacks < self.config.max_rollbacks
+        """A spike rolls back while roll-backs are left; after that it ends the run like any other
+        failure."""
+        return (
+            isinstance(self.failure, RollBack) and self.state.rollbacks < self.config.max_rollbacks
+        )
 
     def is_due(self, interval: int, ahead: int = 0) -> bool:
-        """Whether something with this interval (0 = never) is due at this step, or so many steps `ahead`."""
+        """Whether something with this interval (0 = never) is due at this step, or so many steps
+        `ahead`."""
         return interval > 0 and (self.state.step + ahead) % interval == 0
 
 
@@ -108,8 +139,11 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
 
     # 4. how far the run was
     state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()
-    if len(set(env.gather(state.step))) > 1:  # also a barrier: now rank 0 may replace the checkpoint
-        raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
+    # also a barrier: now rank 0 may replace the checkpoint
+    if len(set(env.gather(state.step))) > 1:
+        raise ValueError(
+            f"processes found different checkpoints: {config.out_dir} must be a folder that all share"
+        )
     return Run(
         config=config,
         env=env,
@@ -130,18 +164,27 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
 
 
 def read_pretrained(source: str, model_config: GPTConfig):
-    """The model of Hugging Face that `source` names (config, weights, meta), or None where it names none."""
+    """The model of Hugging Face that `source` names (config, weights, meta), or None where it names
+    none."""
     try:
         from interop.huggingface.read import is_pretrained, read_pretrained
     except ModuleNotFoundError as e:
-        if Path(source).is_file() or not (e.name or "").startswith("interop"):  # a checkpoint, or a package lacks
+        # a checkpoint, or a package lacks
+        if Path(source).is_file() or not (e.name or "").startswith("interop"):
             return None
-        raise ValueError(f"init_from={source} is no checkpoint, and this copy has no interop/ to read others") from None
-    return read_pretrained(source, model_config.block_size, model_config.dropout) if is_pretrained(source) else None
+        raise ValueError(
+            f"init_from={source} is no checkpoint, and this copy has no interop/ to read others"
+        ) from None
+    return (
+        read_pretrained(source, model_config.block_size, model_config.dropout)
+        if is_pretrained(source)
+        else None
+    )
 
 
 def open_records(run: Run, seen: dict) -> None:
-    """Start what watches and writes: tracker, checkpoints, metrics. `seen`: the checkpoints that were there before."""
+    """Start what watches and writes: tracker, checkpoints, metrics. `seen`: the checkpoints that
+    were there before."""
     config, env, state = run.config, run.env, run.state
     run.tracker, run.watcher = make_watchers(run)
     saved_bytes = 4 * run.model.num_params() + state_bytes(run.model, config)
@@ -150,7 +193,8 @@ def open_records(run: Run, seen: dict) -> None:
     env.closing.append(run.saver.close)  # which waits for the last write
     if env.is_main:
         run.directory = RunDirectory(Path(config.out_dir))
-        # the rows of metrics.jsonl to keep; a pending one and that of a roll-back are still to be written
+        # the rows of metrics.jsonl to keep; a pending one and that of a roll-back are still to be
+        # written
         last_step = state.step - 1 if state.pending else state.step
         last_rollback = state.rollbacks - 1 if run.rollback_row else state.rollbacks
         state.wandb_id = run.directory.claim(
@@ -167,21 +211,31 @@ def open_records(run: Run, seen: dict) -> None:
 
 
 def what_is_due(run: Run) -> SimpleNamespace:
-    """What is due at this step, done in this order. The last step is logged and evaluated in any case."""
+    """What is due at this step, done in this order. The last step is logged and evaluated in any
+    case."""
     config, step, has_trained = run.config, run.state.step, run.result is not None
     return SimpleNamespace(
-        log=has_trained and (bool(run.ending) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)),
+        log=has_trained
+        and (
+            bool(run.ending) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)
+        ),
         track=has_trained and run.is_due(config.track_interval),
         sample=has_trained and run.is_due(config.sample_interval),
         evaluate=run.state.evaluated != step and (run.ending or run.is_due(config.eval_interval)),
         save=run.saved_step != step
-        and (run.rollback_row is not None or run.is_due(config.save_interval) or run.is_due(config.keep_every)),
+        and (
+            run.rollback_row is not None
+            or run.is_due(config.save_interval)
+            or run.is_due(config.keep_every)
+        ),
     )
 
 
 def log_step(run: Run, metrics_row: dict, due: SimpleNamespace) -> None:
-    """Log the step just made. What ends the run is found here: then it is saved, unless the loss spiked."""
-    row, streak, seconds = run.meter.read(run.result, run.rates, run.state.step)  # blocks until the device is done
+    """Log the step just made. What ends the run is found here: then it is saved, unless the loss
+    spiked."""
+    # blocks until the device is done
+    row, streak, seconds = run.meter.read(run.result, run.rates, run.state.step)
     metrics_row |= row
     run.env.print(progress_line(metrics_row, run.config.max_iters, seconds))
     stuck = check_skipped(streak, run.state, run.model, run.config, run.env)
@@ -192,8 +246,9 @@ def log_step(run: Run, metrics_row: dict, due: SimpleNamespace) -> None:
 
 
 def evaluate_step(run: Run, metrics_row: dict) -> bool:
-    """Add what the validation gives to `metrics_row`. Returns whether it is the best so far. If the run is stopped
-    meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
+    """Add what the validation gives to `metrics_row`. Returns whether it is the best so far. If the
+    run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes
+    it."""
     state = run.state
     scores = evaluate(run.compiled, run.task, run.data, run.config, run.micro, run.env, run.stop)
     if scores is None:
@@ -208,19 +263,26 @@ def evaluate_step(run: Run, metrics_row: dict) -> bool:
 
 
 def save(run: Run, is_best: bool) -> None:
-    """Copy everything to the host; a thread writes it while training goes on. All ranks must call it."""
+    """Copy everything to the host; a thread writes it while training goes on. All ranks must call
+    it."""
     run.stop.nothing_to_lose = False
     state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
     tensors = run.saver.copy(state)
     run.saved_step, run.rollback_row = run.state.step, None
     run.state.skipped = int(run.meter.counts[0])
     configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
-    rest = {"scaler": run.scaler.state_dict(), "meta": run.dataset_meta, **configs, **asdict(run.state)}
+    rest = {
+        "scaler": run.scaler.state_dict(),
+        "meta": run.dataset_meta,
+        **configs,
+        **asdict(run.state),
+    }
     run.saver.save(tensors, rest, is_best, keep=run.is_due(run.config.keep_every))
 
 
 def read_batches_ahead(run: Run) -> Prefetch:
-    """A function of the step: this process's part of the batch, on the host. A thread reads the next one meanwhile."""
+    """A function of the step: this process's part of the batch, on the host. A thread reads the
+    next one meanwhile."""
     per_process = run.micro * run.accumulation
     own_rows = slice(run.env.rank * per_process, (run.env.rank + 1) * per_process)
     shift, offset = run.state.shift, run.row_offset
@@ -232,11 +294,14 @@ def read_batches_ahead(run: Run) -> Prefetch:
 
 
 def train(run: Run) -> int:
-    """The loop. Returns the exit code. Every rank runs this and calls the same collectives. RollBack: the loss spiked,
-    set up again from the last checkpoint. ValueError: the run cannot go on."""
+    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
+    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go
+    on."""
     config, env, state, data = run.config, run.env, run.state, run.data
     next_batch = read_batches_ahead(run)
-    trainer = Trainer(run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, run.compiled)
+    trainer = Trainer(
+        run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, run.compiled
+    )
     if env.parallel == "ddp":  # under FSDP the model is sharded already
         from nanodnt.run.compilation import choose_blocks
         from nanodnt.run.parallel import averaging, data_parallel
@@ -247,30 +312,45 @@ def train(run: Run) -> int:
             trainer.average_gradients = averaging(run.model)
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
-    run.meter = Meter(state, run.step_tokens, run.step_flops, config, env, run.task.step_counts(config.batch_size))
+    run.meter = Meter(
+        state, run.step_tokens, run.step_flops, config, env, run.task.step_counts(config.batch_size)
+    )
 
     while True:
-        # 1. what the step before gives (of a run that starts: what is due at its step): log, track, evaluate, save
+        # 1. what the step before gives (of a run that starts: what is due at its step): log, track,
+        # evaluate, save
         run.saver.finish(wait=False)  # a write that failed ends the run here
-        due, metrics_row = what_is_due(run), {"step": state.step, "tokens": state.tokens} | state.pending
+        due, metrics_row = (
+            what_is_due(run),
+            {"step": state.step, "tokens": state.tokens} | state.pending,
+        )
         state.pending = {}
         if due.log:
             log_step(run, metrics_row, due)
         with run.meter.paused(wait=due.track or due.evaluate or due.save or due.sample):
             if due.track:
                 with run.meter.stalled("tracking_s"):
-                    metrics_row["track"] = run.tracker.after(run.result.grad_norm, run.result.found_inf)
+                    metrics_row["track"] = run.tracker.after(
+                        run.result.grad_norm, run.result.found_inf
+                    )
             with run.meter.stalled("evaluating_s"):
                 if due.sample:  # before the row may have to wait for an evaluation
                     metrics_row["sample"] = run.watcher(env)
                 is_best = due.evaluate and evaluate_step(run, metrics_row)
-            if env.is_main and len(metrics_row) > 2 and not state.pending:  # more than step and tokens
-                run.directory.write(metrics_row | ({"failure": str(run.failure)} if run.failure else {}))
+            # more than step and tokens
+            if env.is_main and len(metrics_row) > 2 and not state.pending:
+                run.directory.write(
+                    metrics_row | ({"failure": str(run.failure)} if run.failure else {})
+                )
             if run.will_roll_back:
                 break
             stopping = run.stop.agreed(env)
             evaluated = due.evaluate and not state.pending
-            if due.save or evaluated or (stopping and run.saved_step != state.step and not run.failure):
+            if (
+                due.save
+                or evaluated
+                or (stopping and run.saved_step != state.step and not run.failure)
+            ):
                 with run.meter.stalled("saving_s"):
                     save(run, is_best)
         if run.failure or stopping or run.ending:
@@ -283,7 +363,8 @@ def train(run: Run) -> int:
         batch = env.put(*next_batch(state.step))
         if run.is_due(config.track_interval, ahead=1):
             run.tracker.before()
-        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, run.row_offset)  # None: all
+        # None: all
+        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, run.row_offset)
         run.result = training_step(trainer, batch, n_targets and n_targets / env.world_size)
         run.meter.count(run.result.found_inf)
         state.step += 1
@@ -313,13 +394,17 @@ def finish(run: Run) -> int:
     return run.stop.exit_code()
 
 
-def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None) -> int:
-    """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled back for."""
+def run_once(
+    config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None
+) -> int:
+    """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled
+    back for."""
     stop.nothing_is_lost()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
     run = set_up(config, model_config, env, stop)
     if spike:
-        run.rollback_row, run.saved_step = roll_back(run.state, spike, config, env), -1  # still to be saved
+        # still to be saved
+        run.rollback_row, run.saved_step = roll_back(run.state, spike, config, env), -1
     describe_run(run)
     compile_run(run)
     if config.eval_only:
@@ -336,9 +421,12 @@ def main() -> int:
     with Stop() as stop, environment(config.device, config.dtype, config.timeout_s) as env:
         config.check()  # in here, so that torchrun stops the other processes at once
         fill_defaults(config)
-        # dataset and device may differ between machines; the contents of the dataset are compared later
+        # dataset and device may differ between machines; the contents of the dataset are compared
+        # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
-        env.print("\n".join([describe(model_config, config, given=given), *rate_notes(config, given)]))
+        env.print(
+            "\n".join([describe(model_config, config, given=given), *rate_notes(config, given)])
+        )
         spike = None
         while True:
             try:

@@ -1,12 +1,14 @@
 """A ViT on the blocks of model.py: patches take the place of tokens, and each sees each other.
 
-    images (B, channels, S, S) → patches (B, N, channels · P²) → W patch + b, behind a class token (pool=cls)
-        → + positions → the blocks of model.py, with the same flags → final norm → class token, or mean over the patches
-        → head: logits (B, n_class)
+    images (B, channels, S, S) → patches (B, N, channels · P²) → W patch + b, behind a class token
+    (pool=cls)
+        → + positions → the blocks of model.py, with the same flags → final norm → class token, or
+        mean over the patches → head: logits (B, n_class)
 
-It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of config/vdnt/: a ViT,
-built on timm's (App. C), with four types of norm (sec. 3.3). Class token or mean: not published. That the final
-norm acts on every token, before the mean, is our choice. `python model.py config/vdnt/large.py` prints the network.
+It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of
+config/vdnt/: a ViT, built on timm's (App. C), with four types of norm (sec. 3.3). Class token or
+mean: not published. That the final norm acts on every token, before the mean, is our choice.
+`python model.py config/vdnt/large.py` prints the network.
 """
 
 import torch
@@ -18,8 +20,8 @@ from model import GPTConfig, Transformer
 
 
 class ViT(Transformer):
-    """`model(images, targets, …)` → (None, loss) in training, (logits, loss) in evaluation mode; `model(images)` →
-    (logits, None)."""
+    """`model(images, targets, …)` → (None, loss) in training, (logits, loss) in evaluation mode;
+    `model(images)` → (logits, None)."""
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__(config)
@@ -34,15 +36,17 @@ class ViT(Transformer):
     def forward(self, images, targets=None, others=None, share=None):
         """images (B, channels, S, S), normalised → logits (B, n_class), fp32.
 
-        targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that count, 0 if none does. With
-        mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the rest."""
+        targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that count, 0
+        if none does. With mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the
+        rest."""
         x = self.stream(images)
         if targets is None:
             return self.logits(x), None
         return None if self.training else self.logits(x), self.loss(x, targets, others, share)
 
     def stream(self, images):
-        """The residual stream after the last block, before the final norm: (B, channels, S, S) → (B, T, C)."""
+        """The residual stream after the last block, before the final norm: (B, channels, S, S) →
+        (B, T, C)."""
         return self.through_blocks(self.embed(images))
 
     def embed(self, images):
@@ -73,21 +77,26 @@ class ViT(Transformer):
         return (images,)
 
     def example(self, rows: int) -> tuple:
-        """A batch of zeros on the model's device: images (rows, channels, S, S) and targets (rows,)."""
+        """A batch of zeros on the model's device: images (rows, channels, S, S) and targets
+        (rows,)."""
         c, device = self.config, self.wpe.weight.device
         images = torch.zeros(rows, c.channels, c.image_size, c.image_size, device=device)
         return images, torch.zeros(rows, dtype=torch.long, device=device)
 
     def flops_per_token(self) -> int:
-        """Training FLOPs of an image, as `GPT.flops_per_token` counts them, divided by its tokens."""
+        """Training FLOPs of an image, as `GPT.flops_per_token` counts them, divided by its
+        tokens."""
         c = self.config
-        ends = self.patch.weight.numel() * (c.image_size // c.patch_size) ** 2 + self.head.weight.numel()
+        ends = (
+            self.patch.weight.numel() * (c.image_size // c.patch_size) ** 2
+            + self.head.weight.numel()
+        )
         return 6 * (self.active_matrices() + ends // c.block_size) + self.attention_flops()
 
 
 def patches(images, size: int):
-    """(B, channels, S, S) → (B, N, channels · size²): square patches, row by row; in each the order of a convolution's
-    weight (channel, y, x)."""
+    """(B, channels, S, S) → (B, N, channels · size²): square patches, row by row; in each the order
+    of a convolution's weight (channel, y, x)."""
     B, channels, S, _ = images.shape
     x = images.reshape(B, channels, S // size, size, S // size, size).permute(0, 2, 4, 1, 3, 5)
     return x.reshape(B, (S // size) ** 2, channels * size * size)

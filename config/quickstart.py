@@ -1,4 +1,5 @@
-"""A small DNT (setting S5) on the Python standard library's source, byte by byte: minutes on 2 CPU cores.
+"""A small DNT (setting S5) on the Python standard library's source, byte by byte: minutes on 2 CPU
+cores.
 
 python data/pystdlib/prepare.py && python train.py config/quickstart.py
 """

@@ -2,10 +2,14 @@
 
 import os
 
-processes_here = 1  # processes of one run on this machine, which share its cores; set when they join their group
+# processes of one run on this machine, which share its cores; set when they join their group
+processes_here = 1
 
 
 def own_cores() -> int:
-    """Cores that this process may use, shared with the other processes of its run on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, shared with the other processes of its run on this
+    machine."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // processes_here)

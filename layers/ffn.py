@@ -1,5 +1,5 @@
-"""An FFN gelu(x W1ᵀ) W2ᵀ without passes over the hidden activations: the products themselves apply GELU and, backward,
-multiply by its derivative. For compiled code on Hopper."""
+"""An FFN gelu(x W1ᵀ) W2ᵀ without passes over the hidden activations: the products themselves apply
+GELU and, backward, multiply by its derivative. For compiled code on Hopper."""
 
 from importlib import import_module
 
@@ -19,7 +19,8 @@ ALIGNED = 8
 
 
 def ffn(up: Linear, down: Linear, u: Tensor, in_gain: Tensor | None) -> Tensor:
-    """down(gelu(up(u, in_gain))) for matrices whose only vectors are gains before `up`: u (…, C) → (…, C)."""
+    """down(gelu(up(u, in_gain))) for matrices whose only vectors are gains before `up`: u (…, C) →
+    (…, C)."""
     dtype = up.runtime.compute_dtype
     weight = up.effective_weight()
     gains = up.factors(in_gain)
@@ -32,8 +33,9 @@ def ffn(up: Linear, down: Linear, u: Tensor, in_gain: Tensor | None) -> Tensor:
 class FFN(torch.autograd.Function):
     """gelu(x W1ᵀ) W2ᵀ in the dtype of x: x (N, C), W1 (n, C), W2 (C, n) → (N, C).
 
-    It keeps gelu(h) and gelu'(h) of h = x W1ᵀ. Keeping h in place of gelu'(h) would take as many bytes, and the
-    backward pass would compute that anew. Either way the hidden gradient is rounded twice, as by separate passes."""
+    It keeps gelu(h) and gelu'(h) of h = x W1ᵀ. Keeping h in place of gelu'(h) would take as many
+    bytes, and the backward pass would compute that anew. Either way the hidden gradient is rounded
+    twice, as by separate passes."""
 
     @staticmethod
     def forward(ctx, x, up, down):
@@ -57,22 +59,26 @@ class FFN(torch.autograd.Function):
 
 
 def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradᵀ x in `dtype`: grad (N, n_out), x (N, n_in). Only CUDA can sum bf16 into fp32 without rounding between."""
+    """gradᵀ x in `dtype`: grad (N, n_out), x (N, n_in). Only CUDA can sum bf16 into fp32 without
+    rounding between."""
     if x.is_cuda and dtype != x.dtype:
         return torch.mm(grad.T, x, out_dtype=dtype)
     return cast(grad.T @ x, dtype)
 
 
 def kernels():
-    """The same operators by Triton. Imported by name: an exported folder carries this file, and no Triton code."""
+    """The same operators by Triton. Imported by name: an exported folder carries this file, and no
+    Triton code."""
     return import_module("layers.kernels.ffn")
 
 
-if not hasattr(OPERATORS, "multiply_and_scale"):  # a copy of this file, from an exported folder, uses what is there
+# a copy of this file, from an exported folder, uses what is there
+if not hasattr(OPERATORS, "multiply_and_scale"):
 
     @torch.library.custom_op(f"{NAMESPACE}::multiply_and_activate", mutates_args=())
     def _activate(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """gelu(h) and gelu'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) → (N, n) each."""
+        """gelu(h) and gelu'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) →
+        (N, n) each."""
         if x.is_cuda:
             return kernels().multiply_and_activate(x, weight)
         h = upcast(x) @ upcast(weight).T

@@ -15,15 +15,16 @@ from layers.sharding import assign, full_tensor
 from layers.slot import Slot
 
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
-DRAWN = 2**18  # entries of a block of initial weights: our choice; another means other weights for every seed
+# entries of a block of initial weights: our choice; another means other weights for every seed
+DRAWN = 2**18
 
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
 
 def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
-    """(out_gain · W · in_gain, out_gain · b) in `dtype`: gains and cast in one pass over the weight. W may be a stack
-    (E, n_out, n_in), with biases (E, n_out) and the same gains for all."""
+    """(out_gain · W · in_gain, out_gain · b) in `dtype`: gains and cast in one pass over the
+    weight. W may be a stack (E, n_out, n_in), with biases (E, n_out) and the same gains for all."""
     if in_gain is not None:
         weight = weight * in_gain
     if out_gain is not None:
@@ -32,9 +33,14 @@ def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
 
 
 def recomputed(compute, weight, dtype, *args):
-    """compute(*args): what a product in `dtype` takes in place of `weight`. Compiled code computes it again in the
-    backward pass if the weight comes in `dtype`, as FSDP gathers it: to keep it would undo that FSDP frees weights."""
-    if weight.dtype == dtype != torch.float32 and torch.compiler.is_compiling() and torch.is_grad_enabled():
+    """compute(*args): what a product in `dtype` takes in place of `weight`. Compiled code computes
+    it again in the backward pass if the weight comes in `dtype`, as FSDP gathers it: to keep it
+    would undo that FSDP frees weights."""
+    if (
+        weight.dtype == dtype != torch.float32
+        and torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+    ):
         return checkpoint(compute, *args, use_reentrant=False)
     return compute(*args)
 
@@ -44,8 +50,8 @@ class Product(torch.autograd.Function):
     `sizes` says how many are of each. x (…, n_in), b (n_out,) or None → one (…, n) for each n of
     `sizes`, in the dtype of x.
 
-    The gradients of these outputs are not copied into one: their products with W sum that of x.
-    The gradient of W has the dtype of W. If that is fp32, it leaves the matrix units in fp32, in which
+    The gradients of these outputs are not copied into one: their products with W sum that of x. The
+    gradient of W has the dtype of W. If that is fp32, it leaves the matrix units in fp32, in which
     they sum: rounding it, and a pass to cast it back, are saved. CUDA alone has such a product."""
 
     @staticmethod
@@ -74,7 +80,8 @@ def sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> to
     return OPERATORS.sum_of_products(lefts, rights)
 
 
-if not hasattr(OPERATORS, "sum_of_products"):  # a copy of this file, from an exported folder, uses what is there
+# a copy of this file, from an exported folder, uses what is there
+if not hasattr(OPERATORS, "sum_of_products"):
     # compiled code has no `addmm_`, and its `addmm` copies what it adds to (pytorch issue 153590)
     @torch.library.custom_op(f"{NAMESPACE}::sum_of_products", mutates_args=())
     def _sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
@@ -92,37 +99,49 @@ def has_one_row(x, weight) -> bool:
 
 
 def gives_fp32_gradient(weight, dtype: torch.dtype, *others) -> bool:
-    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for CUDA,
-    if all `others`, a bias and gains to fold, are None."""
+    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for
+    CUDA, if all `others`, a bias and gains to fold, are None."""
     is_plain = all(other is None for other in others)
-    return is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize
+    return (
+        is_plain
+        and torch.compiler.is_compiling()
+        and weight.is_cuda
+        and dtype.itemsize < weight.dtype.itemsize
+    )
 
 
 def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, product=F.linear):
-    """out_gain · (W (in_gain · x) + b) in `dtype` (None: the weight's own). Gains: vectors (n_in,) and (n_out,),
-    tensors (), or None. `product(x, weight, bias)` multiplies: F.linear, but for stacks."""
+    """out_gain · (W (in_gain · x) + b) in `dtype` (None: the weight's own). Gains: vectors (n_in,)
+    and (n_out,), tensors (), or None. `product(x, weight, bias)` multiplies: F.linear, but for
+    stacks."""
     dtype = dtype or weight.dtype
     if has_one_row(x, weight):
-        x = x if in_gain is None else x * in_gain  # x and y are smaller than the weight, so they take the gains
+        # x and y are smaller than the weight, so they take the gains
+        x = x if in_gain is None else x * in_gain
         y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
         return y if out_gain is None else (y * out_gain).to(dtype)
     if product is F.linear and gives_fp32_gradient(weight, dtype, bias, in_gain, out_gain):
         return Product.apply(x.to(dtype), weight, None, [len(weight)])[0]
     args = weight, bias, dtype, in_gain, out_gain
     is_scaled = in_gain is not None or out_gain is not None
-    return product(x.to(dtype), *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)))
+    return product(
+        x.to(dtype),
+        *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)),
+    )
 
 
 class Draws:
-    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each, which threads can draw.
-    On the CPU, and whole, so that every device and every sharding gets the same."""
+    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each,
+    which threads can draw. On the CPU, and whole, so that every device and every sharding gets the
+    same."""
 
     def __init__(self, seed: int):
         self.next = zlib.crc32(str(seed).encode())  # the seed of the next block
 
     @torch.no_grad()
     def fill(self, weight, std: float, cut: float | None = None) -> None:
-        """Draw the next weight, or stack, from N(0, std²), cut off at ± `cut` · std; on the meta device nothing."""
+        """Draw the next weight, or stack, from N(0, std²), cut off at ± `cut` · std; on the meta
+        device nothing."""
         n, first = weight.shape[-2:].numel(), self.next  # n: the entries of a matrix
         self.next += weight.numel() // n * -(-n // DRAWN)
         if weight.is_meta:
@@ -143,11 +162,12 @@ class Draws:
 
 
 class Linear(nn.Linear):
-    """out( W (in_gain · pre(x)) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
+    """out( W (in_gain · pre(x)) + b ), computed in the runtime's compute_dtype; the weight itself
+    stays fp32.
 
-    Gains enter the weight, W (in_gain · x) = (W diag in_gain) x, in one pass with its cast. torch.compile fuses it: it
-    costs less than autocast and loses no accuracy.
-    With `stack` it is that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
+    Gains enter the weight, W (in_gain · x) = (W diag in_gain) x, in one pass with its cast.
+    torch.compile fuses it: it costs less than autocast and loses no accuracy. With `stack` it is
+    that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
     that knows which row of x goes to which.
     """
 
@@ -170,7 +190,8 @@ class Linear(nn.Linear):
         return self.weight
 
     def factors(self, in_gain=None) -> tuple:
-        """(in_gain, out_gain) for `linear`: what the slots around this map, and a norm before it, leave to it."""
+        """(in_gain, out_gain) for `linear`: what the slots around this map, and a norm before it,
+        leave to it."""
         own = self.pre.factor_for_weight()
         if own is not None and in_gain is not None:
             own = own * in_gain
@@ -188,25 +209,31 @@ class Linear(nn.Linear):
 
 
 def joined(each: list, dtype) -> tuple:
-    """(weight, bias) of one map to the outputs of several: of each its weight, bias and gains, in `dtype`."""
+    """(weight, bias) of one map to the outputs of several: of each its weight, bias and gains, in
+    `dtype`."""
     scaled = [scale_weight(weight, bias, dtype, *gains) for weight, bias, *gains in each]
     weights, biases = zip(*scaled, strict=True)
     return torch.cat(weights, -2), None if biases[0] is None else torch.cat(biases, -1)
 
 
 def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=True) -> list:
-    """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
+    """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its
+    gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing.
-    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one product.
-    False: see `Product`; for outputs whose gradients are made by other operators, and would be copied."""
+    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one
+    product. False: see `Product`; for outputs whose gradients are made by other operators, and
+    would be copied."""
     first = matrices[0]
-    if has_one_row(x, first.weight):  # `linear` multiplies the gains into x, and each matrix may have its own
+    # `linear` multiplies the gains into x, and each matrix may have its own
+    if has_one_row(x, first.weight):
         return [m(x, in_gain, product) for m in matrices]
     kept = dtype = first.runtime.compute_dtype or first.weight.dtype
     sizes = [m.weight.shape[-2] for m in matrices]
     each = [(m.effective_weight(), m.bias, *m.factors(in_gain)) for m in matrices]
-    if not joins_gradients and all(gives_fp32_gradient(weight, dtype, *others) for weight, *others in each):
+    if not joins_gradients and all(
+        gives_fp32_gradient(weight, dtype, *others) for weight, *others in each
+    ):
         kept = first.weight.dtype
     weight, bias = recomputed(joined, first.weight, dtype, each, kept)
     if joins_gradients:
@@ -217,7 +244,8 @@ def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=Tr
 
 
 class SigmaReparam(Linear):
-    """A matrix γ W/σ(W), with σ = uᵀWv. `power_iteration` turns u and v towards the first singular vectors."""
+    """A matrix γ W/σ(W), with σ = uᵀWv. `power_iteration` turns u and v towards the first singular
+    vectors."""
 
     def __init__(self, n_in, n_out, *args, **kwargs):
         super().__init__(n_in, n_out, *args, **kwargs)
@@ -231,7 +259,8 @@ class SigmaReparam(Linear):
 
     @torch.no_grad()
     def power_iteration(self, n: int = 1):
-        """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value of W."""
+        """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value
+        of W."""
         weight = full_tensor(self.weight)
         for _ in range(n):
             self.v.copy_(F.normalize(self.u @ weight, dim=0))
@@ -239,16 +268,19 @@ class SigmaReparam(Linear):
 
     def init(self, std: float, draws: Draws, cut: float | None = None):
         super().init(std, draws, cut)
-        if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W: as in the released code
+        # γ = σ(W) initially, so that the matrix is W: as in the released code
+        if not self.weight.is_meta:
             self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
             assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])
 
 
 class Lookup(torch.autograd.Function):
-    """(rows, table): the rows idx (B, T) of a table (n, dim), and the table itself, for its use as the output head.
+    """(rows, table): the rows idx (B, T) of a table (n, dim), and the table itself, for its use as
+    the output head.
 
-    The gradient of the rows is added into that of the head. Autograd by itself makes a second table, and adds both."""
+    The gradient of the rows is added into that of the head. Autograd by itself makes a second
+    table, and adds both."""
 
     @staticmethod
     def forward(ctx, table, idx):

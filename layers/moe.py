@@ -1,8 +1,10 @@
-"""Mixture of experts: the router, where each token goes, and one product of all experts. No token is dropped.
+"""Mixture of experts: the router, where each token goes, and one product of all experts. No token
+is dropped.
 
-B·T = N tokens go to k of E experts each. The N·k pairs of a token and an expert are sorted by expert, so the tokens of
-an expert are neighbouring rows; `Routes` holds the order. How many there are differs from expert to expert and from
-step to step, but no shape depends on it, and the host reads it only where there is no grouped product.
+B·T = N tokens go to k of E experts each. The N·k pairs of a token and an expert are sorted by
+expert, so the tokens of an expert are neighbouring rows; `Routes` holds the order. How many there
+are differs from expert to expert and from step to step, but no shape depends on it, and the host
+reads it only where there is no grouped product.
 """
 
 from functools import partial
@@ -20,8 +22,8 @@ OPERATORS = getattr(torch.ops, NAMESPACE)
 
 
 def grouped(x, weight, bias, routes):
-    """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
-    (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
+    """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E,
+    n_out) or None → (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
     if grouped_product(x, weight) is F.grouped_mm:
         weight = store_once(weight)
     y = Grouped.apply(x, weight, routes.ends)
@@ -33,8 +35,9 @@ def grouped(x, weight, bias, routes):
 
 
 def grouped_product(x, weight):
-    """torch's grouped product if it takes these: bf16, and rows of a multiple of 16 bytes; else the loop below. It is
-    one kernel on H100, H200 and B200; on other GPUs torch has a loop of its own, in which the host waits."""
+    """torch's grouped product if it takes these: bf16, and rows of a multiple of 16 bytes; else the
+    loop below. It is one kernel on H100, H200 and B200; on other GPUs torch has a loop of its own,
+    in which the host waits."""
     aligned = all(n * weight.element_size() % 16 == 0 for n in weight.shape[1:])
     if x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned:
         return F.grouped_mm
@@ -42,8 +45,9 @@ def grouped_product(x, weight):
 
 
 class Grouped(torch.autograd.Function):
-    """`grouped` without a bias. torch's kernel may leave unwritten what it has no rows for: an expert that no token
-    goes to gets the gradient 0 here. (torch's own formula gives any numbers on a B200: pytorch issue 172439.)"""
+    """`grouped` without a bias. torch's kernel may leave unwritten what it has no rows for: an
+    expert that no token goes to gets the gradient 0 here. (torch's own formula gives any numbers on
+    a B200: pytorch issue 172439.)"""
 
     @staticmethod
     def forward(ctx, x, weight, ends):
@@ -61,12 +65,14 @@ class Grouped(torch.autograd.Function):
         return multiply(dy, weight, offs=ends), d_weight, None
 
 
-# An operator, so that compiled code stays one graph. A copy of this file, from an exported folder, uses what is there.
+# An operator, so that compiled code stays one graph. A copy of this file, from an exported folder,
+# uses what is there.
 if not hasattr(OPERATORS, "multiply"):
 
     @torch.library.custom_op(f"{NAMESPACE}::multiply", mutates_args=())
     def _multiply(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        """`F.grouped_mm`, expert by expert: a (N·k, n) times b (E, n, m), or a (n, N·k) times b (N·k, m)."""
+        """`F.grouped_mm`, expert by expert: a (N·k, n) times b (E, n, m), or a (n, N·k) times b
+        (N·k, m)."""
         sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()  # the host waits
         y = empty_product(a, b, offs)
         if b.ndim == 3:
@@ -79,12 +85,16 @@ if not hasattr(OPERATORS, "multiply"):
 
     @_multiply.register_fake
     def empty_product(a, b, offs):
-        return a.new_empty(len(a), b.shape[2]) if b.ndim == 3 else a.new_empty(len(offs), len(a), b.shape[1])
+        return (
+            a.new_empty(len(a), b.shape[2])
+            if b.ndim == 3
+            else a.new_empty(len(offs), len(a), b.shape[1])
+        )
 
 
 class Gather(torch.autograd.Function):
-    """x[index] for x (n, C) and index (m,). The gradient is gathered too, so its sums have a fixed order: `places`
-    (n, r) are the r places of m where each row of x has gone."""
+    """x[index] for x (n, C) and index (m,). The gradient is gathered too, so its sums have a fixed
+    order: `places` (n, r) are the r places of m where each row of x has gone."""
 
     @staticmethod
     def forward(ctx, x, index, places):
@@ -107,8 +117,11 @@ class Routes(NamedTuple):
     @classmethod
     def of(cls, experts, n_expert: int) -> "Routes":
         """The routes of `experts` (..., k), the experts that each token goes to."""
-        order = experts.flatten().to(torch.int16).argsort(stable=True)  # a GPU sorts by bytes, and 2 are enough
-        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        # a GPU sorts by bytes, and 2 are enough
+        order = experts.flatten().to(torch.int16).argsort(stable=True)
+        places = torch.empty_like(order).scatter_(
+            0, order, torch.arange(len(order), device=order.device)
+        )
         ends = count(experts.flatten(), n_expert).cumsum(0).int()
         return cls(order, places.view(-1, experts.shape[-1]), ends)
 
@@ -117,7 +130,8 @@ class Routes(NamedTuple):
         return Gather.apply(u.flatten(0, -2), self.order // self.places.shape[1], self.places)
 
     def bring_back(self, y, weights):
-        """y (N·k, C) as `send` sorts, weights (..., k) → (..., C), the weighted sum of a token, in y's dtype."""
+        """y (N·k, C) as `send` sorts, weights (..., k) → (..., C), the weighted sum of a token, in
+        y's dtype."""
         y = Gather.apply(y, self.places.flatten(), self.order[:, None]).unflatten(0, weights.shape)
         return (weights[..., None] * y).sum(-2).to(y.dtype)
 
@@ -128,11 +142,12 @@ def count(experts, n_expert: int):
 
 
 def balance_loss(scores, experts):
-    """E Σₑ fₑ Pₑ, mean over the sequences: fₑ is the share of a sequence's choices that expert e gets, Pₑ its mean
-    score, scores summing to 1. It is 1 where either is even, and at most E/k. scores (B, T, E), experts (B, T, k) → ().
+    """E Σₑ fₑ Pₑ, mean over the sequences: fₑ is the share of a sequence's choices that expert e
+    gets, Pₑ its mean score, scores summing to 1. It is 1 where either is even, and at most E/k.
+    scores (B, T, E), experts (B, T, k) → ().
 
-    Switch Transformer (arXiv 2101.03961) eq. 4 within each sequence, as in DeepSeek-V3 (2412.19437) eq. 17 to 20: so it
-    does not depend on how a batch is split."""
+    Switch Transformer (arXiv 2101.03961) eq. 4 within each sequence, as in DeepSeek-V3 (2412.19437)
+    eq. 17 to 20: so it does not depend on how a batch is split."""
     chosen = experts.flatten(1)
     shares = count(chosen, scores.shape[-1]).to(scores.dtype) / chosen.shape[1]
     means = (scores / scores.sum(-1, keepdim=True)).mean(1)
@@ -140,7 +155,8 @@ def balance_loss(scores, experts):
 
 
 class Penalise(torch.autograd.Function):
-    """x as it is, with `penalty` () added to what is minimised. The loss returned stays the cross-entropy."""
+    """x as it is, with `penalty` () added to what is minimised. The loss returned stays the
+    cross-entropy."""
 
     @staticmethod
     def forward(ctx, x, penalty):
@@ -152,20 +168,38 @@ class Penalise(torch.autograd.Function):
 
 
 class Router(Linear):
-    """The experts of each token, and their weights: u (B, T, C) → (weights (B, T, k), experts (B, T, k)).
+    """The experts of each token, and their weights: u (B, T, C) → (weights (B, T, k), experts (B,
+    T, k)).
 
-    Logits W u are computed in fp32 at least, and scored by softmax or sigmoid. The k highest scores are the weights;
-    `normalise` divides them by their sum, then they are multiplied by `scale`.
+    Logits W u are computed in fp32 at least, and scored by softmax or sigmoid. The k highest scores
+    are the weights; `normalise` divides them by their sum, then they are multiplied by `scale`.
 
     balance   "loss": `balance_loss` times `balance_coef` is minimised too. "bias": a bias is added to the scores where
-              the k are chosen, and nowhere else. Its gradient is made here: the excess load of each expert, which
-              the rule nanodnt/optim/balance.py follows (Wang et al., arXiv 2408.15664). "none": neither
+              the k are chosen, and nowhere else. Its gradient is made here: the excess load of each
+              expert, which the rule nanodnt/optim/balance.py follows (Wang et al., arXiv
+              2408.15664). "none": neither
 
     In evaluation mode nothing but the cross-entropy has a gradient."""
 
-    def __init__(self, n_in, n_expert, active, score="softmax", normalise=True, scale=1.0, balance="loss", pre=None):
+    def __init__(
+        self,
+        n_in,
+        n_expert,
+        active,
+        score="softmax",
+        normalise=True,
+        scale=1.0,
+        balance="loss",
+        pre=None,
+    ):
         super().__init__(n_in, n_expert, "router", pre=pre)
-        self.active, self.score, self.normalise, self.scale, self.balance = active, score, normalise, scale, balance
+        self.active, self.score, self.normalise, self.scale, self.balance = (
+            active,
+            score,
+            normalise,
+            scale,
+            balance,
+        )
         self.choice_bias = nn.Parameter(torch.empty(n_expert)) if balance == "bias" else None
         self.param_roles["choice_bias"] = "balance"
 
@@ -193,13 +227,15 @@ class Router(Linear):
         penalty, runtime = logits.new_zeros(()), self.runtime
         if self.balance == "loss" and runtime.balance_coef:
             penalty = penalty + runtime.balance_coef * balance_loss(scores, experts)
-        if runtime.z_coef:  # mean of (log Σₑ exp logitₑ)² over the tokens: ST-MoE (arXiv 2202.08906) eq. 5
+        # mean of (log Σₑ exp logitₑ)² over the tokens: ST-MoE (arXiv 2202.08906) eq. 5
+        if runtime.z_coef:
             penalty = penalty + runtime.z_coef * logits.logsumexp(-1).square().mean()
         if runtime.loss_scale is not None:
             penalty = penalty * runtime.loss_scale.to(penalty.dtype)
         if self.choice_bias is None:
             return penalty
-        # not scaled: the gradient of the biases is E times the load above the mean: whole numbers, which add up exactly
+        # not scaled: the gradient of the biases is E times the load above the mean: whole numbers,
+        # which add up exactly
         E = scores.shape[-1]
         excess = E * count(experts.flatten(), E) - experts.numel()
         return penalty + (excess * self.choice_bias).sum()
@@ -211,8 +247,9 @@ class Router(Linear):
 
 
 class MoE(nn.Module):
-    """Σ wₑ expertₑ(u) over the k experts of a token, plus the `shared` one: (B, T, C) → (B, T, C). `experts`: an FFN
-    whose matrices are stacks. `in_gain`: the pre slot's, if any; router and shared expert take it too."""
+    """Σ wₑ expertₑ(u) over the k experts of a token, plus the `shared` one: (B, T, C) → (B, T, C).
+    `experts`: an FFN whose matrices are stacks. `in_gain`: the pre slot's, if any; router and
+    shared expert take it too."""
 
     def __init__(self, router: Router, experts: nn.Module, shared: nn.Module | None):
         super().__init__()

@@ -1,5 +1,6 @@
-"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes. Where a stack of matrices
-has not one for each process, the rows of every matrix are split: its second dimension."""
+"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes. Where a
+stack of matrices has not one for each process, the rows of every matrix are split: its second
+dimension."""
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,9 @@ def is_sharded(p) -> bool:
 
 @torch.no_grad()
 def assign(p, full):
-    """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is sent. Of a tensor
-    that is on disk, with a method read_into(out, rows, dim), it reads these rows alone."""
+    """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is
+    sent. Of a tensor that is on disk, with a method read_into(out, rows, dim), it reads these rows
+    alone."""
     if hasattr(full, "read_into"):
         full.read_into(local_shard(p), *((own_rows(p), shard_dim(p)) if is_sharded(p) else ()))
         return
@@ -25,7 +27,8 @@ def assign(p, full):
 
 
 def local_shard(p):
-    """The rows of a sharded p that this process holds, perhaps none; a p that is not sharded is returned as it is."""
+    """The rows of a sharded p that this process holds, perhaps none; a p that is not sharded is
+    returned as it is."""
     return p.to_local() if is_sharded(p) else p
 
 
@@ -52,17 +55,22 @@ def own_rows(p) -> range:
 
 
 def choose_dim(p, world_size: int) -> int:
-    """Along which dimension FSDP2 is to split p: the second of a stack whose matrices do not divide evenly over the
-    processes, while their rows do."""
+    """Along which dimension FSDP2 is to split p: the second of a stack whose matrices do not divide
+    evenly over the processes, while their rows do."""
     return int(p.ndim == 3 and len(p) % world_size > 0 and p.shape[1] % world_size == 0)
 
 
 def shard_numel(p, world_size: int) -> int:
     """The entries of the largest shard of p."""
-    return p.numel() // world_size if choose_dim(p, world_size) else -(-len(p) // world_size) * p.shape[1:].numel()
+    return (
+        p.numel() // world_size
+        if choose_dim(p, world_size)
+        else -(-len(p) // world_size) * p.shape[1:].numel()
+    )
 
 
 def row_ranges(n: int, world_size: int) -> list:
-    """The rows of each process when FSDP2 splits n rows: ⌈n/world_size⌉ each, the last processes fewer or none."""
+    """The rows of each process when FSDP2 splits n rows: ⌈n/world_size⌉ each, the last processes
+    fewer or none."""
     size = -(-n // world_size)
     return [range(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(world_size)]

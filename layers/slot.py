@@ -14,10 +14,11 @@ CENTRES = {"rmsnorm": False, "layernorm": True}  # whether a norm subtracts the 
 
 
 class Normalise(torch.autograd.Function):
-    """s (x − μ) over the last dimension, in `dtype`: s = 1/√(mean((x − μ)²) + eps), and μ is the mean of x if `centre`,
-    else 0. It computes in fp32 at least.
+    """s (x − μ) over the last dimension, in `dtype`: s = 1/√(mean((x − μ)²) + eps), and μ is the
+    mean of x if `centre`, else 0. It computes in fp32 at least.
 
-    The backward pass works from the output y, which the next matrix keeps anyway, so x need not be kept:
+    The backward pass works from the output y, which the next matrix keeps anyway, so x need not be
+    kept:
 
         ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y))"""
 
@@ -44,18 +45,21 @@ class Normalise(torch.autograd.Function):
 
 
 def cpu_scalar(value: float | None):
-    """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python floats torch.compile
-    would compile each block anew; buffers would be lost in meta-device init and broadcast by DDP."""
+    """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python
+    floats torch.compile would compile each block anew; buffers would be lost in meta-device init
+    and broadcast by DDP."""
     return None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def empty_parameter(n: int):
-    """n entries, or None for 0. A scalar has shape (1,): FSDP2 cannot shard a tensor without dimensions."""
+    """n entries, or None for 0. A scalar has shape (1,): FSDP2 cannot shard a tensor without
+    dimensions."""
     return nn.Parameter(torch.empty(int(n))) if n else None
 
 
 class Slot(nn.Module):
-    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional. x, y: (..., dim).
+    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional. x, y: (...,
+    dim).
 
     norm      "none", "rmsnorm", "layernorm" (over `groups` groups of channels), "dyt": squash(αx); in fp32 at least
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
@@ -68,7 +72,8 @@ class Slot(nn.Module):
     const_in  the same, on the input; for lns=input only
     drop      rate of stochastic depth: in training y of a whole sample is 0 with this probability; None: off
     fold      return normalise(const_in · x) alone: the neighbouring linear map takes const · gain from
-              `factor_for_weight` and multiplies its weight by it, which saves a pass over the activations
+              `factor_for_weight` and multiplies its weight by it, which saves a pass over the
+              activations
     """
 
     runtime = Runtime()  # replaced by the network's
@@ -94,17 +99,25 @@ class Slot(nn.Module):
     ):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash, self.param = norm, eps, groups, squash, param
-        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))  # floats, to be read
+        # floats, to be read
+        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
         self.factor, self.factor_in, self.drop = map(cpu_scalar, (const, const_in, drop))
         self.init_gain, self.init_alpha = init, alpha
-        self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
+        # a bias comes after the gain, so the gain cannot move to the next matrix
+        self.fold = fold and not n_bias
         is_direct = param == "direct" or role == "scalar"
         self.gain = empty_parameter(n_gain if is_direct else 0)
         self.direction = empty_parameter(0 if is_direct else n_gain)
         self.magnitude = None if self.direction is None else empty_parameter(1)
         self.bias = empty_parameter(n_bias)
         self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
-        self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir", "bias": "bias", "alpha": "scalar"}
+        self.param_roles = {
+            "gain": role,
+            "magnitude": role,
+            "direction": "gain_dir",
+            "bias": "bias",
+            "alpha": "scalar",
+        }
 
     def gain_vector(self):
         """The gain by which the slot multiplies, (dim,) or (1,), or None."""
@@ -114,7 +127,8 @@ class Slot(nn.Module):
         return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
 
     def factor_for_weight(self):
-        """const · gain, by which a folding slot has a weight multiplied: a vector, a tensor (), or None for nothing."""
+        """const · gain, by which a folding slot has a weight multiplied: a vector, a tensor (), or
+        None for nothing."""
         if not self.fold:
             return None
         gain = self.gain_vector()

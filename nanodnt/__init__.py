@@ -10,7 +10,8 @@ OLDEST = (3, 11)  # Python
 
 def require(package: str) -> None:
     """End the program, with what to do, if this Python does not have `package`."""
-    from importlib.metadata import PackageNotFoundError, version  # an old Python has none, and is named first
+    # an old Python has none, and is named first
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         version(package)
@@ -21,8 +22,12 @@ def require(package: str) -> None:
 
 if sys.platform == "win32":  # which lacks fcntl, and signals
     systems = "nanoDNT runs on Linux and macOS; on Windows use WSL2"
-    sys.exit(f"error: {systems}: `wsl --install`, then clone and start it in the Linux that this gives you")
+    sys.exit(
+        f"error: {systems}: `wsl --install`, then clone and start it in the Linux that this gives you"
+    )
 if sys.version_info < OLDEST:
     versions = f"nanoDNT needs Python {OLDEST[0]}.{OLDEST[1]} or newer, and this is {sys.version.split()[0]}"
-    sys.exit(f"error: {versions}: activate an environment of a newer one, or make it by `make PYTHON=python3.12`")
+    sys.exit(
+        f"error: {versions}: activate an environment of a newer one, or make it by `make PYTHON=python3.12`"
+    )
 require("numpy")

@@ -1,4 +1,5 @@
-"""Files that are written completely or not at all. A write that fails is retried once, then it is a ValueError."""
+"""Files that are written completely or not at all. A write that fails is retried once, then it is a
+ValueError."""
 
 import errno
 import os
@@ -11,7 +12,8 @@ DATA = Path(__file__).resolve().parents[1] / "data"  # the prepared datasets
 
 
 def write_file(path: Path, write) -> None:
-    """`path` is the old file or the complete new one, which `write(f)` writes. ValueError if it fails twice."""
+    """`path` is the old file or the complete new one, which `write(f)` writes. ValueError if it
+    fails twice."""
 
     def write_and_rename(tmp):
         with open(tmp, "wb") as f:
@@ -24,7 +26,8 @@ def write_file(path: Path, write) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Make `target` a hard link of `source`, or a copy where there are none. ValueError if it fails twice."""
+    """Make `target` a hard link of `source`, or a copy where there are none. ValueError if it fails
+    twice."""
 
     def link_and_rename(tmp):
         try:
@@ -37,8 +40,9 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, change) -> None:
-    """Call `change(tmp)`, which creates the file `tmp` and renames it to `path`, then sync the folder. Each is retried
-    once; if it fails again, `path` is unchanged, `tmp` is removed, and ValueError is raised."""
+    """Call `change(tmp)`, which creates the file `tmp` and renames it to `path`, then sync the
+    folder. Each is retried once; if it fails again, `path` is unchanged, `tmp` is removed, and
+    ValueError is raised."""
     tmp = path.with_name(path.name + ".tmp")
 
     def begin_anew():
@@ -54,21 +58,26 @@ def replace_file(path: Path, change) -> None:
 
 
 def retry_once(path: Path, action) -> None:
-    """Call `action()`, a second time if it fails. ValueError, which names `path`, if that fails too."""
+    """Call `action()`, a second time if it fails. ValueError, which names `path`, if that fails
+    too."""
     for attempt in (1, 2):
         try:
             return action()
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
             if attempt == 2:
-                raise ValueError(f"cannot write {path} ({reason_of(e)}); earlier files are intact") from e
+                raise ValueError(
+                    f"cannot write {path} ({reason_of(e)}); earlier files are intact"
+                ) from e
             time.sleep(1)
 
 
-EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}  # of requirements-extra.txt: module, package
+# of requirements-extra.txt: module, package
+EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
 
 
 def missing_package(module: str) -> str:
-    """What to say where `module` cannot be imported because its package is not installed, or interop/ was removed."""
+    """What to say where `module` cannot be imported because its package is not installed, or
+    interop/ was removed."""
     if module == "interop":
         return "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
     package = EXTRA.get(module, module)
@@ -78,15 +87,19 @@ def missing_package(module: str) -> str:
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """ValueError, which names what is in the way and the `flag` to change, unless files can be written to `folder`, or
-    where it is not there yet, to the nearest folder above it. Nothing is made. The target of a link must be there: it
-    may be on a disk that is not mounted."""
+    """ValueError, which names what is in the way and the `flag` to change, unless files can be
+    written to `folder`, or where it is not there yet, to the nearest folder above it. Nothing is
+    made. The target of a link must be there: it may be on a disk that is not mounted."""
     place = folder.absolute()
     while not os.path.lexists(place):
         place = place.parent
-    writable = os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+    writable = os.access(
+        place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+    )
     if not (writable and place.is_dir()):
-        raise ValueError(f"cannot write to {folder} ({place} is no folder to write to): choose another {flag}")
+        raise ValueError(
+            f"cannot write to {folder} ({place} is no folder to write to): choose another {flag}"
+        )
 
 
 def make_folder(folder: Path, flag: str) -> None:
@@ -95,7 +108,9 @@ def make_folder(folder: Path, flag: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ValueError(f"cannot write to {folder} ({e.strerror}): choose another {flag}") from None
+        raise ValueError(
+            f"cannot write to {folder} ({e.strerror}): choose another {flag}"
+        ) from None
 
 
 def reason_of(error: BaseException) -> str:
@@ -104,7 +119,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def make_printable(text: str) -> str:
-    """`text` with "?" for line breaks, other control characters, and bytes of a file's name that are no text."""
+    """`text` with "?" for line breaks, other control characters, and bytes of a file's name that
+    are no text."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,4 +1,5 @@
-"""Sampling tokens from a model: `generate` with a cache of keys and values, `sample_token` for one draw."""
+"""Sampling tokens from a model: `generate` with a cache of keys and values, `sample_token` for one
+draw."""
 
 import math
 from contextlib import nullcontext
@@ -12,8 +13,8 @@ WATCHED = 64  # tokens that a run shows at each sample_interval: our choice
 
 
 class KVCache:
-    """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
-    (B, H_kv, size, head_dim), which are made when the first tokens come."""
+    """Keys and values of one layer for the tokens seen so far: the first `length` positions of the
+    buffers `k` and `v`, (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
     def __init__(self, size: int, length=0):
         self.size, self.length, self.k, self.v = size, length, None, None
@@ -29,21 +30,23 @@ class KVCache:
 
 
 def attention_kernels(device: torch.device):
-    """Context for the attention of growing sequences. cuDNN, torch's choice on an H100, builds a plan for each new
-    length, so for each token: Flash or the memory-efficient kernel are used instead."""
+    """Context for the attention of growing sequences. cuDNN, torch's choice on an H100, builds a
+    plan for each new length, so for each token: Flash or the memory-efficient kernel are used
+    instead."""
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(kernels) if device.type == "cuda" else nullcontext()
 
 
 @torch.no_grad()
 def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
-    """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
+    """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤
+    max_new_tokens.
 
     stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
     how           to draw a token: options of `sample_token`
 
-    A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
-    call `model.eval()` first.
+    A sequence that outgrows block_size continues from its last block_size/2 tokens. In training
+    mode dropout is on: call `model.eval()` first.
     """
     limit = model.config.block_size
     size = min(limit, idx.shape[1] + max_new_tokens)
@@ -57,7 +60,9 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
             logits = model(tokens, cache=cache)[0][:, -1]
             if not (logits.amax(-1) < math.inf).all():  # so it is for NaN
                 why = "float16 overflows, or weights are not finite"
-                raise ValueError(f"the model's logits are not finite ({why}): use --dtype=float32, another checkpoint")
+                raise ValueError(
+                    f"the model's logits are not finite ({why}): use --dtype=float32, another checkpoint"
+                )
             cached += tokens.shape[1]
             tokens = sample_token(logits, **how)
             if stop is not None:
@@ -70,7 +75,8 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
 
 
 def find_unused(model: GPT, tokenizer) -> torch.Tensor | None:
-    """The ids of the model's vocabulary that are no token of `tokenizer`, a Tokenizer, or None where all are.
+    """The ids of the model's vocabulary that are no token of `tokenizer`, a Tokenizer, or None
+    where all are.
 
     A vocabulary made by others can be padded, and such ids have weights like any other."""
     found = tokenizer.unused_ids(model.config.vocab_size)
@@ -78,8 +84,9 @@ def find_unused(model: GPT, tokenizer) -> torch.Tensor | None:
 
 
 def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
-    """`text`, or if that has no token a new document, continued by n tokens or to end of text: so many texts of
-    `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
+    """`text`, or if that has no token a new document, continued by n tokens or to end of text: so
+    many texts of `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where
+    it cannot encode the text."""
     prompt = (text and [*tokenizer.start, *tokenizer.encode(text)]) or tokenizer.new_document()
     idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
     how["unused"] = find_unused(model, tokenizer)
@@ -93,7 +100,8 @@ def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how
 
 
 class Watcher:
-    """What a model in training writes after `start`. ValueError where the dataset's tokenizer cannot encode that."""
+    """What a model in training writes after `start`. ValueError where the dataset's tokenizer
+    cannot encode that."""
 
     def __init__(self, model: GPT, meta: dict, start: str):
         from nanodnt.data.tokenizer import Tokenizer
@@ -105,12 +113,16 @@ class Watcher:
             raise ValueError(f"sample_start={start!r} begins no text: {e}") from None
 
     def __call__(self, env) -> str:
-        """The text, of WATCHED new tokens, which is printed too. They are the most likely ones: no random number is
-        drawn. All ranks of a sharded model must call it; none ends early, so that each makes the same calls."""
+        """The text, of WATCHED new tokens, which is printed too. They are the most likely ones: no
+        random number is drawn. All ranks of a sharded model must call it; none ends early, so that
+        each makes the same calls."""
         self.model.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # compiled code would be compiled for each length
-                (text,) = continue_text(self.model, self.tokenizer, self.start, WATCHED, temperature=0)
+            # compiled code would be compiled for each length
+            with torch.compiler.set_stance("force_eager"):
+                (text,) = continue_text(
+                    self.model, self.tokenizer, self.start, WATCHED, temperature=0
+                )
         except ValueError as e:  # logits that are not finite
             text = f"({e})"
         self.model.train()
@@ -137,7 +149,8 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     probs = logits.softmax(-1)
     if top_p is not None:
         ordered, order = probs.sort(descending=True)
-        excluded = ordered.cumsum(-1) - ordered >= top_p  # the tokens before them already have top_p
+        # the tokens before them already have top_p
+        excluded = ordered.cumsum(-1) - ordered >= top_p
         excluded[:, 0] = False  # the most likely token always stays
         ordered[excluded] = 0
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)

@@ -15,8 +15,8 @@ def command(main):
 
 
 def run(main):
-    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1, and
-    Ctrl-C with 130."""
+    """Call `main()`. An error that the user can do something about ends with one line on stderr and
+    exit code 1, and Ctrl-C with 130."""
     prepare_streams()
     code = None
     try:

@@ -1,5 +1,5 @@
-"""Weights into models: from a checkpoint, with the tokenizer if it is asked for; models without a block; and Admin's
-profiled start values."""
+"""Weights into models: from a checkpoint, with the tokenizer if it is asked for; models without a
+block; and Admin's profiled start values."""
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -15,27 +15,35 @@ from nanodnt.tasks import task_of
 
 
 def model_from_checkpoint(checkpoint: dict, **overrides) -> Transformer:
-    """The model of a checkpoint, with its weights, on the CPU. Overrides and errors are `empty_model_like`'s."""
+    """The model of a checkpoint, with its weights, on the CPU. Overrides and errors are
+    `empty_model_like`'s."""
     model = empty_model_like(checkpoint, **overrides).to_empty(device="cpu")
     load_weights(model, checkpoint["model"])
     return model
 
 
 def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
-    """The model of a checkpoint without storage (`Network.empty`). `overrides` are config fields that change no shape.
-    Raises ValueError if config or weights do not fit this code; the message names the first wrong field or tensor."""
+    """The model of a checkpoint without storage (`Network.empty`). `overrides` are config fields
+    that change no shape. Raises ValueError if config or weights do not fit this code; the message
+    names the first wrong field or tensor."""
     values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
     if unknown := values.keys() - {f.name for f in fields(GPTConfig)}:
-        raise ValueError(f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version")
+        raise ValueError(
+            f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version"
+        )
     config = GPTConfig(**values)
     config.check()
     mismatch = "the checkpoint's weights do not fit its model_config"
-    if config.n_layer > len(weights):  # checked before a damaged config makes us build millions of blocks
+    # checked before a damaged config makes us build millions of blocks
+    if config.n_layer > len(weights):
         raise ValueError(f"{mismatch}: {config.n_layer} blocks, but {len(weights)} tensors")
     model = task_of(config).network().empty(config)
     wanted = model.state_dict()
     for name in [*wanted, *weights]:
-        needed, found = (t.shape if torch.is_tensor(t) else "absent" for t in (wanted.get(name), weights.get(name)))
+        needed, found = (
+            t.shape if torch.is_tensor(t) else "absent"
+            for t in (wanted.get(name), weights.get(name))
+        )
         if needed != found:
             raise ValueError(f"{mismatch}: {name} is {found}, not {needed}")
     return model
@@ -49,11 +57,13 @@ def load_weights(model: Transformer, weights: dict) -> None:
 
 @contextmanager
 def without_block(model: Transformer, number: int | None):
-    """In this context `model` lacks block `number`, counted from 1, and the others keep their constants: LNS's own ℓ,
-    DeepNorm's depth. None: it lacks none."""
+    """In this context `model` lacks block `number`, counted from 1, and the others keep their
+    constants: LNS's own ℓ, DeepNorm's depth. None: it lacks none."""
     blocks = model.blocks
     try:
-        model.blocks = torch.nn.ModuleList(block for i, block in enumerate(blocks, 1) if i != number)
+        model.blocks = torch.nn.ModuleList(
+            block for i, block in enumerate(blocks, 1) if i != number
+        )
         yield
     finally:
         model.blocks = blocks
@@ -68,31 +78,42 @@ class Trained:
     meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and what else its kind has
     source: str  # where it is from: a checkpoint's path, or a folder or name of Hugging Face
     step: int  # optimizer steps it has made; 0 where that is not known
-    doc_mask: bool = False  # whether documents were kept apart in training; False where that is not known
+    doc_mask: bool = False  # whether documents were kept apart in training; False where that is not
+    #   known
 
 
 def load_trained(out_dir: str, checkpoint: str) -> Trained:
-    """What the file `checkpoint` of a run directory holds. ValueError if it is missing, damaged or not of text."""
+    """What the file `checkpoint` of a run directory holds. ValueError if it is missing, damaged or
+    not of text."""
     from nanodnt.data.tokenizer import Tokenizer  # a run does without
 
     path = Path(out_dir) / checkpoint
     if not path.exists():
         there = ", ".join(sorted(fingerprint(path.parent)))
-        fix = f"in {path.parent}: {there} (choose with --checkpoint)" if there else "name the --out_dir of a run"
+        fix = (
+            f"in {path.parent}: {there} (choose with --checkpoint)"
+            if there
+            else "name the --out_dir of a run"
+        )
         raise ValueError(f"there is no checkpoint {path}; {fix}")
     found = load_checkpoint(path, parts=("model",))
     if (reads := task_of(found["model_config"]).reads) != "text":
-        raise ValueError(f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text")
+        raise ValueError(
+            f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text"
+        )
     model = model_from_checkpoint(found).eval()
-    doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
-    return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)
+    # checkpoints of earlier versions lack it
+    doc_mask = found["train_config"].get("doc_mask") is True
+    return Trained(
+        model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask
+    )
 
 
 @torch.no_grad()
 def profile_admin(model: Transformer, *inputs) -> None:
-    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes: ω₁ = 1 and
-    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Only with `admin`; the
-    model is in eval mode afterwards."""
+    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream`
+    takes: ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before
+    sub-layer i runs. Only with `admin`; the model is in eval mode afterwards."""
     if not model.config.admin:
         return
     state = {"omega": 1.0}
@@ -104,7 +125,8 @@ def profile_admin(model: Transformer, *inputs) -> None:
     def compute_next_omega(mid, args, y):
         state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
 
-    # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there when mid ends
+    # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there
+    # when mid ends
     with ExitStack() as hooks:
         for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
             hooks.enter_context(residual.skip.register_forward_pre_hook(set_omega))

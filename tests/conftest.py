@@ -3,8 +3,9 @@
 import os
 import tempfile
 
-# Tests run side by side, and so do the processes that they start: each on one thread. Where more are asked for, they
-# wait asleep, since others need the cores. Before torch is imported, which reads both.
+# Tests run side by side, and so do the processes that they start: each on one thread. Where more
+# are asked for, they wait asleep, since others need the cores. Before torch is imported, which
+# reads both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -17,8 +18,12 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--house", action="store_true", help="run only what guards the shape of this repository")
-    parser.addoption("--deep", action="store_true", help="run only the deep tests, and hypothesis at full depth")
+    parser.addoption(
+        "--house", action="store_true", help="run only what guards the shape of this repository"
+    )
+    parser.addoption(
+        "--deep", action="store_true", help="run only the deep tests, and hypothesis at full depth"
+    )
 
 
 def pytest_configure(config):
@@ -30,9 +35,13 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Without --house a file of nothing else is not even imported: it reads pages that a fork may have deleted."""
+    """Without --house a file of nothing else is not even imported: it reads pages that a fork may
+    have deleted."""
     if collection_path.suffix == ".py" and not config.getoption("--house"):
-        return "\npytestmark = pytest.mark.house\n" in collection_path.read_text(encoding="utf-8") or None
+        return (
+            "\npytestmark = pytest.mark.house\n" in collection_path.read_text(encoding="utf-8")
+            or None
+        )
 
 
 def pytest_itemcollected(item):
@@ -42,8 +51,9 @@ def pytest_itemcollected(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without --deep leave the deep tests out; with it, leave out what `make test` has already shown. What guards this
-    repository's shape, its pages and its configs runs with --house alone: a fork changes them."""
+    """Without --deep leave the deep tests out; with it, leave out what `make test` has already
+    shown. What guards this repository's shape, its pages and its configs runs with --house alone: a
+    fork changes them."""
     deep, house = config.getoption("--deep"), config.getoption("--house")
 
     def is_wanted(item):

@@ -1,14 +1,15 @@
-"""What the tests protect: mistakes drawn at random, put into a copy of the tree one at a time, and the tests that see
-them.
+"""What the tests protect: mistakes drawn at random, put into a copy of the tree one at a time, and
+the tests that see them.
 
     python tests/mutants.py                # all of tests/mutants.json, each with the test that caught it: half an hour
     python tests/mutants.py 3 17           # these
     python tests/mutants.py 3 -- tests/unit/test_loss.py    # with other tests
 
-Exits with 1 if one is missed. Each has the `file`, its `old` text, the `new` one, and the test that it is `caught_by`;
-where that is null, `why` says why no test can see it, or that none does. The places were drawn by a seeded script from
-the syntax trees of model.py, layers/, nanodnt/optim/, nanodnt/data/, engine, checkpoints and train.py: a
-comparison turned, + and - swapped, a constant changed, an argument dropped, a line deleted, and so on.
+Exits with 1 if one is missed. Each has the `file`, its `old` text, the `new` one, and the test that
+it is `caught_by`; where that is null, `why` says why no test can see it, or that none does. The
+places were drawn by a seeded script from the syntax trees of model.py, layers/, nanodnt/optim/,
+nanodnt/data/, engine, checkpoints and train.py: a comparison turned, + and - swapped, a constant
+changed, an argument dropped, a line deleted, and so on.
 """
 
 import json
@@ -26,28 +27,47 @@ LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "*.bin", "*.png")
 
 
 def apply(mutant: dict, root: Path) -> None:
-    """Put a mutant into the tree at `root`. ValueError if its old text is not there exactly once."""
+    """Put a mutant into the tree at `root`. ValueError if its old text is not there exactly
+    once."""
     path = root / mutant["file"]
     source = path.read_text(encoding="utf-8")
     if source.count(mutant["old"]) != 1:
         found = source.count(mutant["old"])
-        raise ValueError(f"{mutant['file']} has this {found} times, not once: {mutant['old']!r}: mend the list")
+        raise ValueError(
+            f"{mutant['file']} has this {found} times, not once: {mutant['old']!r}: mend the list"
+        )
     path.write_text(source.replace(mutant["old"], mutant["new"]), encoding="utf-8")
 
 
 def first_failure(root: Path, tests: list) -> str | None:
     """The first of these tests that fails in the tree at `root`, or None."""
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-rfE",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
     environment = os.environ | dict(PYTHONDONTWRITEBYTECODE="1")
     try:
-        run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        run = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
     except subprocess.TimeoutExpired:
         return "hangs"
     if run.returncode == 0:
         return None
     if run.returncode == 4 or "no tests ran" in run.stdout:
         raise ValueError(f"no such tests: {' '.join(tests)}: mend the list")
-    failed = [line.split(" ", 1)[1] for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [
+        line.split(" ", 1)[1]
+        for line in run.stdout.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    ]
     return failed[0].split(" - ")[0] if failed else f"exit code {run.returncode}"
 
 

@@ -1,4 +1,5 @@
-"""Hundreds of faults of every kind, at random moments of tiny runs. Exit code 1 if one of them did lasting harm.
+"""Hundreds of faults of every kind, at random moments of tiny runs. Exit code 1 if one of them did
+lasting harm.
 
 python tests/soak.py --kills=300 --seed=1      # the same seed is the same plan of faults
 """
@@ -37,7 +38,9 @@ def plan(kills: int, random: Random, names: list) -> list:
     for left in range(kills, 0, -FAULTS):
         name = random.choice(names)
         kinds = 3 * KILLS + 2 * STOPS + ERRORS
-        trials.append((name, [draw(random, COMMANDS[name], kinds) for _ in range(min(left, FAULTS))]))
+        trials.append(
+            (name, [draw(random, COMMANDS[name], kinds) for _ in range(min(left, FAULTS))])
+        )
     return trials
 
 
@@ -58,14 +61,17 @@ def soak(config: SoakConfig, folder: Path) -> int:
         found = []
         for fault in faults:
             outcome = trial.strike(fault)
-            counts[f"{fault.what}, {fault.place}"] += set(outcome.codes) != {0} or fault.what.endswith("once")
+            counts[f"{fault.what}, {fault.place}"] += set(outcome.codes) != {
+                0
+            } or fault.what.endswith("once")
             found += [f"{outcome}"] * bool(outcome.wrong)
         found += [f"at the end: {wrong}" for wrong in trial.finish()]
         failures += len(found)
         for wrong in found:
             print(f"FAILURE: trial {number} ({name}): {wrong}")
         print(
-            f"trial {number}/{len(todo)}  {counts.total()} faults  {failures} failures  {minutes:.1f} min", flush=True
+            f"trial {number}/{len(todo)}  {counts.total()} faults  {failures} failures  {minutes:.1f} min",
+            flush=True,
         )
         shutil.rmtree(trial.folder, ignore_errors=True)
     print("", *(f"{times} × {kind}" for kind, times in sorted(counts.items())), sep="\n")

@@ -3,10 +3,10 @@
     python data/digits/prepare.py
     python train.py config/claims/mini_vit.py config/dnt/s5.py --out_dir=out/mini_vdnt
 
-0.3M parameters on scikit-learn's handwritten digits, 1,437 images of 8 × 8 pixels: the model of config/vdnt/digits.py
-with plain RMSNorm before each sub-layer, for layouts to be put upon. Clipping is off as in DNT's vision models
-(Table 4). 18 passes over the images take half a minute of one core. Float32 and not compiled, which is faster at this
-size.
+0.3M parameters on scikit-learn's handwritten digits, 1,437 images of 8 × 8 pixels: the model of
+config/vdnt/digits.py with plain RMSNorm before each sub-layer, for layouts to be put upon. Clipping
+is off as in DNT's vision models (Table 4). 18 passes over the images take half a minute of one
+core. Float32 and not compiled, which is faster at this size.
 """
 
 out_dir = "out/mini_vit"
@@ -21,7 +21,8 @@ bias = True
 drop_path = 0.1
 init = "xavier_cut"
 residual_init = "plain"
-init_std = 0.02 * (768 / n_embd) ** 0.5  # of positions, class token and head: 0.02 belongs to width 768
+# of positions, class token and head: 0.02 belongs to width 768
+init_std = 0.02 * (768 / n_embd) ** 0.5
 
 label_smoothing = 0.1
 

@@ -1,7 +1,7 @@
 """LLaMA 7B without norms: DyT (arXiv 2503.10622). Heads and FFN are LLaMA-7B's [I].
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_7b
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py torchrun --standalone
+    --nproc_per_node=8 train.py config/dyt/7b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_7b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
 The paper: width, depth, α₀ (Table 11); the embedding's scalar, The Pile, 200B tokens, 4M a step, LR 3e-4 (App. A).

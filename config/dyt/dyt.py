@@ -1,4 +1,5 @@
-"""DyT for every norm, the final one too: γ · tanh(αx), on images + β (arXiv 2503.10622). After any Pre-LN config.
+"""DyT for every norm, the final one too: γ · tanh(αx), on images + β (arXiv 2503.10622). After any
+Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py \
         --out_dir=out/dyt_small_dyt
@@ -6,11 +7,12 @@
         --dyt_alpha_attn=0.8 --dyt_alpha_other=0.2 --out_dir=out/dyt_small_alpha
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/dyt.py --out_dir=out/quick_dyt
 
-Language models: a learned scalar on the embedding, √d at first (App. A); no β, as in the authors' LLaMA code. Score and
-training loss of LLaMA 7B, 13B, 34B, 70B (Table 4): 0.513 and 1.60, 0.529 and 1.54, 0.536 and 1.50, 0.549 and 1.45.
-α₀ by width, before attention and elsewhere (Tables 11 and 12): 1024: 1, 1; 2048: 1, 0.5; 4096: 0.8, 0.2; 5120: 0.6,
-0.15; 8192: 0.2, 0.05. Larger models and LRs need a smaller α₀ (sec. 7.1); the second command is one point of a grid.
-On images: α₀ 0.5, β, no scalar on the embedding; config/dyt/vit_dyt.py has the numbers.
+Language models: a learned scalar on the embedding, √d at first (App. A); no β, as in the authors'
+LLaMA code. Score and training loss of LLaMA 7B, 13B, 34B, 70B (Table 4): 0.513 and 1.60, 0.529 and
+1.54, 0.536 and 1.50, 0.549 and 1.45. α₀ by width, before attention and elsewhere (Tables 11 and
+12): 1024: 1, 1; 2048: 1, 0.5; 4096: 0.8, 0.2; 5120: 0.6, 0.15; 8192: 0.2, 0.05. Larger models and
+LRs need a smaller α₀ (sec. 7.1); the second command is one point of a grid. On images: α₀ 0.5, β,
+no scalar on the embedding; config/dyt/vit_dyt.py has the numbers.
 """
 
 norm = "dyt"

@@ -1,4 +1,5 @@
-"""GPT-2's initial weights at width 128: N(0, 0.049), which keeps std·√width at its value for width 768.
+"""GPT-2's initial weights at width 128: N(0, 0.049), which keeps std·√width at its value for width
+768.
 
     python train.py config/claims/mini_gpt.py config/init/width_128.py --out_dir=out/init_width
 

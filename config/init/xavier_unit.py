@@ -1,4 +1,5 @@
-"""Xavier normal for matrices, no 1/√(2L), and embeddings N(0, 1) [I]. Put it after a config of any size.
+"""Xavier normal for matrices, no 1/√(2L), and embeddings N(0, 1) [I]. Put it after a config of any
+size.
 
     python train.py config/quickstart.py config/init/xavier_unit.py --out_dir=out/init_unit
 

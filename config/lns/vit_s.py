@@ -1,9 +1,11 @@
-"""ViT-S on ImageNet-1k with LayerNorm Scaling as in the LNS paper (arXiv 2502.05795): 1/√ℓ on the branch outputs.
+"""ViT-S on ImageNet-1k with LayerNorm Scaling as in the LNS paper (arXiv 2502.05795): 1/√ℓ on the
+branch outputs.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/vit_s.py
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/vit_s.py --lns=off --out_dir=out/vit_s_pre_ln
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/vit_s.py --lns=norm --out_dir=out/vit_s_lns_norm
-    python train.py config/vdnt/digits.py config/dnt/s1.py --lns=branch --out_dir=out/digits_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/vit_s.py torchrun --standalone
+    --nproc_per_node=8 train.py config/lns/vit_s.py --lns=off --out_dir=out/vit_s_pre_ln torchrun
+    --standalone --nproc_per_node=8 train.py config/lns/vit_s.py --lns=norm
+    --out_dir=out/vit_s_lns_norm python train.py config/vdnt/digits.py config/dnt/s1.py --lns=branch
+    --out_dir=out/digits_lns
 
 Prepare the data once: python data/imagenet1k/prepare.py     # needs an account that has accepted ImageNet's terms
 The paper: for a ViT the best place of the factor is after attention and FFN (lns=branch; --lns=norm is that of its

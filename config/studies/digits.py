@@ -2,8 +2,8 @@
 
     python reproduce.py --claims=config/studies/digits.py
 
-Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not published where we could
-read it.
+Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not
+published where we could read it.
 """
 
 from studies.claims.study import Arm, Claim, Number, Setting, Study
@@ -14,17 +14,20 @@ STRESS = "--warmup_iters=0 --weight_decay=0"
 LEFT_OUT = ("QK", "pre", "mid", "input")
 SQUASH = ("tanh", "hardtanh", "sigmoid")
 NO_ALPHA = "config/dyt/vit_dyt.py --dyt_learn_alpha=False --dyt_alpha_attn=1 --dyt_alpha_other=1"
-SGD = (
-    "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 --warmup_iters=160 --learning_rate=0.03"
-)
+SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 --warmup_iters=160 --learning_rate=0.03"
 
 ARMS = {
     **{f"S{i}": Arm("vit", f"config/dnt/s{i}.py {SGD}", floor=0) for i in (1, 5)},
     **{
-        f"S{i} at S1's rate": Arm("vit", f"config/dnt/s{i}.py {SGD}", of="S1", floor=0, keep=i in (1, 5))
+        f"S{i} at S1's rate": Arm(
+            "vit", f"config/dnt/s{i}.py {SGD}", of="S1", floor=0, keep=i in (1, 5)
+        )
         for i in range(1, 6)
     },
-    **{f"S4 without {n}": Arm("vit", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3) for n in LEFT_OUT},
+    **{
+        f"S4 without {n}": Arm("vit", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3)
+        for n in LEFT_OUT
+    },
     "S4, whole": Arm("vit", f"config/dnt/s4.py {STRESS}", lr=0.3),
     "S1, as S4": Arm("vit", f"config/dnt/s1.py {STRESS}", lr=0.3),
     "LayerNorm": Arm("vit", "config/dyt/vit_layernorm.py"),
@@ -38,12 +41,18 @@ ARMS = {
         name: Arm("vit", f"config/dyt/vit_dyt.py --dyt_squash={name}", of="DyT, α₀ 0.5")
         for name in ("identity", "hardtanh", "sigmoid")
     },
-    **{f"{name}, no α": Arm("vit", f"{NO_ALPHA} --dyt_squash={name}", of="DyT, α₀ 0.5") for name in SQUASH},
+    **{
+        f"{name}, no α": Arm("vit", f"{NO_ALPHA} --dyt_squash={name}", of="DyT, α₀ 0.5")
+        for name in SQUASH
+    },
 }
 
 TABLE_4 = (
     Setting(
-        "learning_rate", 0.5, "Table 4 [550]: ViT-L and V-DNT-L", "the paper's goes with its size and batch: tuned"
+        "learning_rate",
+        0.5,
+        "Table 4 [550]: ViT-L and V-DNT-L",
+        "the paper's goes with its size and batch: tuned",
     ),
     Setting("optimizer", "msgdw", "Table 4 [548]"),
     Setting("momentum", 0.9, "Table 4 [553]"),
@@ -63,11 +72,13 @@ TABLE_4 = (
     Setting("n_embd", 1024, "Table 3 [532]: L", SIZE),
     Setting("dataset", "imagenet1k", "App. C [539]", DATA),
 )
-HUGE = dict(learning_rate=0.1, weight_decay=1e-3, drop_path=0.5, n_layer=32, n_embd=1280)  # 632M, as in Fig. 6 [274]
+# 632M, as in Fig. 6 [274]
+HUGE = dict(learning_rate=0.1, weight_decay=1e-3, drop_path=0.5, n_layer=32, n_embd=1280)
 WHY = dict(weight_decay="ViT-L's, as in the other claims", drop_path="the same")
 TABLE_4_H = tuple(
     s._replace(
-        paper=HUGE[s.name], source=s.source.replace("[532]: L", "[533]: H").replace("-L", "-H").replace(": L", ": H")
+        paper=HUGE[s.name],
+        source=s.source.replace("[532]: L", "[533]: H").replace("-L", "-H").replace(": L", ": H"),
     )
     if s.name in HUGE
     else s
@@ -84,18 +95,24 @@ APP_F = (
 )
 DYT = (
     Setting(
-        "learning_rate", 4e-3, "Table 13 [454]: ViT-B, LN and DyT", "the paper's goes with its size and batch: tuned"
+        "learning_rate",
+        4e-3,
+        "Table 13 [454]: ViT-B, LN and DyT",
+        "the paper's goes with its size and batch: tuned",
     ),
-    Setting("weight_decay", 0.05, "its recipe, ConvNeXt's code, named in [431]", "0.1, AdamW's default here"),
+    Setting(
+        "weight_decay",
+        0.05,
+        "its recipe, ConvNeXt's code, named in [431]",
+        "0.1, AdamW's default here",
+    ),
     Setting("drop_path", 0.1, "App. A [431]: ViT-B"),
     Setting("label_smoothing", 0.1, "its recipe, ConvNeXt's code, named in [431]"),
     Setting("n_layer", 12, "ViT-B", SIZE),
     Setting("n_embd", 768, "ViT-B", SIZE),
     Setting("dataset", "imagenet1k", "sec. 5 [123]", DATA),
 )
-EASY = (
-    "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round identity, which fails in the "
-)
+EASY = "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round identity, which fails in the "
 EASY += "paper, did as well as tanh"
 
 CLAIMS = [
@@ -116,7 +133,9 @@ CLAIMS = [
         "Under momentum SGD, at the learning rate best for Pre-LN, V-DNT has a lower loss than a Pre-LN ViT",
         Number("S5 minus S1, both at S1's rate", "S5 at S1's rate - S1 at S1's rate"),
         smallest=0.01,
-        sides=tuple(Number(f"S{i} minus S1", f"S{i} at S1's rate - S1 at S1's rate") for i in (2, 3, 4)),
+        sides=tuple(
+            Number(f"S{i} minus S1", f"S{i} at S1's rate - S1 at S1's rate") for i in (2, 3, 4)
+        ),
         paper="DNT",
         published="Fig. 6, 632M, all with the same hyper-parameters [264]: S1 much worst, S3 best, S4 and S5 "
         "“excellent” [269]; no numbers",
@@ -140,7 +159,9 @@ CLAIMS = [
                 None,
                 "log10 gradient kurtosis",
             ),
-            Number("log10 of the RMS", "S5 at S1's rate - S1 at S1's rate", -1.0, "log10 gradient RMS"),
+            Number(
+                "log10 of the RMS", "S5 at S1's rate - S1 at S1's rate", -1.0, "log10 gradient RMS"
+            ),
         ),
         paper="DNT",
         published="Fig. 1, an early checkpoint: a ViT's entries almost even over [0, 1e-4], V-DNT's mainly in [0, "
@@ -157,7 +178,10 @@ CLAIMS = [
         expect="above",
         smallest=0.5,
         sides=(
-            *(Number(f"S4 without {n} norm minus S4", f"S4 without {n} - S4, whole") for n in LEFT_OUT[1:]),
+            *(
+                Number(f"S4 without {n} norm minus S4", f"S4 without {n} - S4, whole")
+                for n in LEFT_OUT[1:]
+            ),
             Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
         ),
         paper="DNT",
@@ -174,7 +198,12 @@ CLAIMS = [
         smallest=0.02,
         sides=(
             Number("with the paper's α₀, 0.5", "DyT, α₀ 0.5 - LayerNorm"),
-            Number("with α₀ 0.5, percentage points (paper's: ViT-B)", "DyT, α₀ 0.5 - LayerNorm", 0.2, "top-1"),
+            Number(
+                "with α₀ 0.5, percentage points (paper's: ViT-B)",
+                "DyT, α₀ 0.5 - LayerNorm",
+                0.2,
+                "top-1",
+            ),
             Number("α₀ tuned, percentage points (paper's: ViT-B)", "DyT - LayerNorm", 0.3, "top-1"),
         ),
         paper="DyT",

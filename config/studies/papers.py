@@ -1,9 +1,10 @@
-"""The papers' claims about language models, written down before the runs, for `python reproduce.py`.
+"""The papers' claims about language models, written down before the runs, for `python
+reproduce.py`.
 
     python reproduce.py --claims=config/studies/papers.py
 
-Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not published where we could
-read it. The largest effects and the papers' headlines come first.
+Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not
+published where we could read it. The largest effects and the papers' headlines come first.
 """
 
 from studies.claims.study import Arm, Claim, Number, Setting, Study
@@ -15,15 +16,31 @@ RATE = "the paper's rate goes with its size and steps: tuned here"
 
 
 def kept(paper: dict, **sources) -> tuple:
-    """Settings that are the paper's here too: {flag: value}, and where the paper has them, by flag."""
+    """Settings that are the paper's here too: {flag: value}, and where the paper has them, by
+    flag."""
     return tuple(Setting(name, value, sources[name.split()[0]]) for name, value in paper.items())
 
 
 def size(
-    source: str, n_layer: int, n_embd: int, batch_size: int, block_size: int, max_iters: int, dataset: str
+    source: str,
+    n_layer: int,
+    n_embd: int,
+    batch_size: int,
+    block_size: int,
+    max_iters: int,
+    dataset: str,
 ) -> tuple:
-    values = dict(n_layer=n_layer, n_embd=n_embd, batch_size=batch_size, block_size=block_size, max_iters=max_iters)
-    return tuple(Setting(name, value, source, SIZE) for name, value in (values | dict(dataset=dataset)).items())
+    values = dict(
+        n_layer=n_layer,
+        n_embd=n_embd,
+        batch_size=batch_size,
+        block_size=block_size,
+        max_iters=max_iters,
+    )
+    return tuple(
+        Setting(name, value, source, SIZE)
+        for name, value in (values | dict(dataset=dataset)).items()
+    )
 
 
 # -- DNT: arms
@@ -35,21 +52,32 @@ LEFT_OUT = ("QK", "pre", "mid", "input")
 STRESS = "--warmup_iters=0 --weight_decay=0"
 DNT_ARMS = {
     **{f"{s} at 1.0": Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0) for s, file in S.items()},
-    **{f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0) for s in ("S1", "S5")},
+    **{
+        f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0)
+        for s in ("S1", "S5")
+    },
     **{f"{s} AdamW": Arm("gpt", S[s]) for s in ("S1", "S5")},
     **{f"{s} AdamW, 8 × S1's rate": Arm("gpt", S[s], of="S1 AdamW", times=8) for s in ("S1", "S5")},
     "S5 AdamW, S1's rate": Arm("gpt", S["S5"], of="S1 AdamW"),
     "S5 AdamW, 8 × its rate": Arm("gpt", S["S5"], of="S5 AdamW", times=8),
     **{f"{s} mSGDW, scaled": Arm("gpt", f"{S[s]} {MSGDW} {SCALED}", floor=0) for s in ("S1", "S5")},
-    **{f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3") for s in ("S1", "S5")},
-    **{f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3) for n in LEFT_OUT},
+    **{
+        f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3")
+        for s in ("S1", "S5")
+    },
+    **{
+        f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3)
+        for n in LEFT_OUT
+    },
     "S4, whole": Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3),
     "S1, as S4": Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3),
 }
 
 # -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, but for AdamW's rate
 
-DNT_SIZE = size("Tables 3, 5, App. C [529, 537, 584-586]", 12, 768, 480, 1024, 200_000, "openwebtext")
+DNT_SIZE = size(
+    "Tables 3, 5, App. C [529, 537, 584-586]", 12, 768, 480, 1024, 200_000, "openwebtext"
+)
 TABLE_5 = kept(
     dict(init="xavier", schedule="cosine", grad_clip=1.0, dropout=0.0),
     init="Table 5 [582]: “Xavier”; its form, plain last matrices and embeddings of 0.02 are [I]",
@@ -57,7 +85,11 @@ TABLE_5 = kept(
     grad_clip="Table 5 [589]",
     dropout="Table 5 [587]",
 )
-WARMUP = Setting("warm-up / steps", 0.01, "App. C [537]: 2000 of 200K, taken [I]; under mSGDW Table 5 has 0 [581]")
+WARMUP = Setting(
+    "warm-up / steps",
+    0.01,
+    "App. C [537]: 2000 of 200K, taken [I]; under mSGDW Table 5 has 0 [581]",
+)
 SGD = (
     *kept(
         dict(optimizer="msgdw", momentum=0.9, weight_decay=1e-4, min_lr=6e-5),
@@ -75,7 +107,13 @@ OWN_RATE = (Setting("learning_rate", 1.0, "Table 5 [577], both models", OWN), *S
 ADAMW = (
     Setting("learning_rate", 6e-4, "Table 5 [577]", RATE),
     *kept(
-        {"optimizer": "adamw", "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "min_lr / rate": 0.1},
+        {
+            "optimizer": "adamw",
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "weight_decay": 0.1,
+            "min_lr / rate": 0.1,
+        },
         optimizer="Table 5 [575]",
         beta1="Table 5 [580]",
         beta2="Table 5 [580]",
@@ -100,8 +138,15 @@ APP_F = (
     *UNSAID,
 )
 MUON = (
-    Setting("learning_rate", 1e-4, "App. F.1 [646]: of matrices, 6e-4 of the rest", f"{RATE}; one for both"),
-    Setting("warm-up / steps", 0.01, "App. F.1 [646]: 2000 steps; how many in all is [U], 200K [I]"),
+    Setting(
+        "learning_rate",
+        1e-4,
+        "App. F.1 [646]: of matrices, 6e-4 of the rest",
+        f"{RATE}; one for both",
+    ),
+    Setting(
+        "warm-up / steps", 0.01, "App. F.1 [646]: 2000 steps; how many in all is [U], 200K [I]"
+    ),
     *kept(dict(init="xavier"), init="[U] there; Table 5 [582]"),
     *UNSAID,
 )
@@ -140,7 +185,9 @@ DNT = [
         "Under momentum SGD, each at its own learning rate, DNT has a lower loss than Pre-LN [I]",
         Number("S5 minus S1, each at its own rate", "S5 mSGDW - S1 mSGDW", -0.057),
         sides=(
-            Number("with 1/√(2L) on the last matrices too [I]", "S5 mSGDW, scaled - S1 mSGDW, scaled"),
+            Number(
+                "with 1/√(2L) on the last matrices too [I]", "S5 mSGDW, scaled - S1 mSGDW, scaled"
+            ),
             Number("S1: with 1/√(2L) minus without", "S1 mSGDW, scaled - S1 mSGDW"),
         ),
         paper="DNT",
@@ -169,7 +216,9 @@ DNT = [
         "in dnt-own and dnt-robust. Pre-LN's gap is small here because Xavier costs its AdamW runs more than half a "
         "nat; with initial weights that suit small models the number was +0.028 (−0.053 to +0.109), undecided. And the "
         "runs are short: see dnt-par.",
-        plain={"contradicted here": "With Xavier, DNT widens momentum SGD's gap to AdamW: it helps AdamW even more"},
+        plain={
+            "contradicted here": "With Xavier, DNT widens momentum SGD's gap to AdamW: it helps AdamW even more"
+        },
     ),
     Claim(
         "dnt-par",
@@ -195,12 +244,18 @@ DNT = [
         sides=(
             Number("rise of S5", "S5 AdamW, 8 × S1's rate - S5 AdamW, S1's rate"),
             Number("rise of S1", "S1 AdamW, 8 × S1's rate - S1 AdamW"),
-            Number("S5 minus S1 at eight times the rate", "S5 AdamW, 8 × S1's rate - S1 AdamW, 8 × S1's rate"),
+            Number(
+                "S5 minus S1 at eight times the rate",
+                "S5 AdamW, 8 × S1's rate - S1 AdamW, 8 × S1's rate",
+            ),
             Number(
                 "the same, each at its own rate and at eight times it",
                 "S5 AdamW, 8 × its rate - S5 AdamW - S1 AdamW, 8 × S1's rate + S1 AdamW",
             ),
-            Number("rise of S5 from its own rate to eight times it", "S5 AdamW, 8 × its rate - S5 AdamW"),
+            Number(
+                "rise of S5 from its own rate to eight times it",
+                "S5 AdamW, 8 × its rate - S5 AdamW",
+            ),
         ),
         paper="DNT",
         published="no number and no runs; App. C: as DNT is “robust to large learning rate” it has 6e-4 at every size "
@@ -226,7 +281,10 @@ DNT = [
         expect="above",
         smallest=0.5,
         sides=(
-            *(Number(f"S4 without {n} norm minus S4", f"S4 without {n} - S4, whole") for n in LEFT_OUT[1:]),
+            *(
+                Number(f"S4 without {n} norm minus S4", f"S4 without {n} - S4, whole")
+                for n in LEFT_OUT[1:]
+            ),
             Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
         ),
         paper="DNT",
@@ -284,9 +342,15 @@ BLOCKWISE_ARMS = {
         "blockwise", f"{B}/warmup_end.py --lr_ratio_head=10 --learning_rate=1e-3", floor=0.05
     ),
     "Emb": Arm("blockwise", f"{B}/emb.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
-    "Emb, FFN": Arm("blockwise", f"{B}/emb_ffn.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
-    "Norm ×2": Arm("blockwise", f"{B}/norm_double.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
-    "one rate, twice the steps": Arm("blockwise", "--max_iters=600 --warmup_iters=12", of="one rate", floor=0.05),
+    "Emb, FFN": Arm(
+        "blockwise", f"{B}/emb_ffn.py --blockwise_start=warmup_end", of="one rate", floor=0.05
+    ),
+    "Norm ×2": Arm(
+        "blockwise", f"{B}/norm_double.py --blockwise_start=warmup_end", of="one rate", floor=0.05
+    ),
+    "one rate, twice the steps": Arm(
+        "blockwise", "--max_iters=600 --warmup_iters=12", of="one rate", floor=0.05
+    ),
     "Adam-mini, one rate": Arm(
         "blockwise", "config/optimizers/adam_mini.py --decay_gains=none", of="one rate", floor=0.05
     ),
@@ -342,9 +406,15 @@ BLOCKWISE_CLAIMS = [
     Claim(
         "blockwise-loss",
         "Blockwise rates beat one rate, at the rate that is best for one",
-        Number("all four ratios, from the end of warm-up, minus one rate", "all blocks - one rate", -0.050),
+        Number(
+            "all four ratios, from the end of warm-up, minus one rate",
+            "all blocks - one rate",
+            -0.050,
+        ),
         sides=(
-            Number("from the start, as in its authors' code", "all blocks, from the start - one rate"),
+            Number(
+                "from the start, as in its authors' code", "all blocks, from the start - one rate"
+            ),
             Number("Emb alone", "Emb - one rate", -0.016),
             Number("Emb and FFN", "Emb, FFN - one rate", -0.043),
             Number("Norm ×2", "Norm ×2 - one rate", 0.003),
@@ -352,21 +422,31 @@ BLOCKWISE_CLAIMS = [
         paper="Blockwise LR",
         published="0.25B, 50K steps: 2.784 and 2.834; Emb 2.818, Emb and FFN 2.791, Norm 2.837 (Table 1 [270-274])",
         protocol=(*BLOCKWISE, AT_SWITCH),
-        plain={"contradicted here": "Here blockwise rates lose to one rate, and the embedding's ratio alone wins"},
+        plain={
+            "contradicted here": "Here blockwise rates lose to one rate, and the embedding's ratio alone wins"
+        },
         note="Ratios 10, 8, 6, 4 for Emb, QK, FFN, VO (Eq. 5 [235]). The paper's grid is finer than ours, which has "
         "factors of two (A.1 [413]); how near its rate is to failing: [U].",
     ),
     Claim(
         "blockwise-own",
         "Blockwise rates beat one rate, each at its own base rate [I]",
-        Number("all four ratios minus one rate, each at its own", "all blocks, own rate - one rate"),
+        Number(
+            "all four ratios minus one rate, each at its own", "all blocks, own rate - one rate"
+        ),
         smallest=0.025,
         paper="Blockwise LR",
         published="at the rate that is best for one: 2.784 and 2.834 (Table 1 [270, 273])",
         protocol=(*BLOCKWISE, AT_SWITCH),
         sides=(
-            Number("with a ratio of 10 for the head too [I]", "all blocks, head too, own rate - one rate"),
-            Number("what the head's ratio does", "all blocks, head too, own rate - all blocks, own rate"),
+            Number(
+                "with a ratio of 10 for the head too [I]",
+                "all blocks, head too, own rate - one rate",
+            ),
+            Number(
+                "what the head's ratio does",
+                "all blocks, head too, own rate - all blocks, own rate",
+            ),
         ),
         note="A check of ours: whether more than a higher rate is gained. Half of Table 1's effect matters [I]. The "
         "head, untied, has a ratio of 1 as in its authors' code; whether that is slow in a short run was asked when "
@@ -375,11 +455,16 @@ BLOCKWISE_CLAIMS = [
     Claim(
         "blockwise-speed",
         "Blockwise rates reach the loss of one rate in half the steps",
-        Number("all blocks minus one rate in twice the steps", "all blocks - one rate, twice the steps"),
+        Number(
+            "all blocks minus one rate in twice the steps", "all blocks - one rate, twice the steps"
+        ),
         expect="not above",
         smallest=0.02,
         sides=(
-            Number("all blocks at their own rate [I]", "all blocks, own rate - one rate, twice the steps"),
+            Number(
+                "all blocks at their own rate [I]",
+                "all blocks, own rate - one rate, twice the steps",
+            ),
             Number("one rate: twice the steps minus once", "one rate, twice the steps - one rate"),
         ),
         paper="Blockwise LR",
@@ -392,7 +477,11 @@ BLOCKWISE_CLAIMS = [
     Claim(
         "blockwise-adam-mini",
         "Blockwise rates beat one rate under Adam-mini",
-        Number("Emb 4, QK 1, FFN 4, VO 4 minus one rate", "Adam-mini, blocks - Adam-mini, one rate", -0.044),
+        Number(
+            "Emb 4, QK 1, FFN 4, VO 4 minus one rate",
+            "Adam-mini, blocks - Adam-mini, one rate",
+            -0.044,
+        ),
         plain={"contradicted here": "Under Adam-mini too, blockwise rates lose to one rate here"},
         paper="Blockwise LR",
         published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW "
@@ -416,7 +505,12 @@ BLOCKWISE_CLAIMS = [
             Number("log10 of FFN over QK", "one rate", 0.286, "log10 sharpness ffn/qk"),
             Number("log10 of VO over FFN", "one rate", 0.270, "log10 sharpness vo/ffn"),
             Number("log10 of Norm over VO", "one rate", 0.759, "log10 sharpness norm/vo"),
-            Number("share of the run after which the order stays", "one rate", 0.02, "onset of the order"),
+            Number(
+                "share of the run after which the order stays",
+                "one rate",
+                0.02,
+                "onset of the order",
+            ),
         ),
         paper="Blockwise LR",
         published="Emb ≪ QK < FFN < VO ≪ Norm (Principle 1 [47]); LLaMA 0.25B at 40K steps about 8.6e-7, 1.5e-6, "
@@ -438,9 +532,20 @@ LNS_ARMS = {
     "LNS at its own rate": Arm("deep", "config/lns/lns.py --learning_rate=2e-3"),
 }
 LNS = (
-    Setting("learning_rate", 1e-3, "sec. 5.1 [189]: one for all methods", "one for all: that best for scaled init"),
+    Setting(
+        "learning_rate",
+        1e-3,
+        "sec. 5.1 [189]: one for all methods",
+        "one for all: that best for scaled init",
+    ),
     *kept(
-        {"optimizer": "adamw", "weight_decay": 0.0, "mlp": "swiglu", "norm": "rmsnorm", "min_lr / rate": 0.1},
+        {
+            "optimizer": "adamw",
+            "weight_decay": 0.0,
+            "mlp": "swiglu",
+            "norm": "rmsnorm",
+            "min_lr / rate": 0.1,
+        },
         optimizer="sec. 5.1 [189]: Adam, which is AdamW without decay",
         weight_decay="its authors' scripts",
         mlp="sec. 5.1 [189]",
@@ -456,7 +561,12 @@ LNS = (
 )
 FIG_4 = (
     *(s for s in LNS if s.name != "max_iters"),
-    Setting("max_iters", 10_000, "Fig. 4 [79]; its other settings are [U], those here of the 20K runs", SIZE),
+    Setting(
+        "max_iters",
+        10_000,
+        "Fig. 4 [79]; its other settings are [U], those here of the 20K runs",
+        SIZE,
+    ),
 )
 LNS_CLAIMS = [
     Claim(
@@ -476,7 +586,12 @@ LNS_CLAIMS = [
                 None,
                 "log10 last variance since the start",
             ),
-            Number("at the end, LNS minus scaled init", "LNS - scaled init", None, "log10 last variance"),
+            Number(
+                "at the end, LNS minus scaled init",
+                "LNS - scaled init",
+                None,
+                "log10 last variance",
+            ),
             Number(
                 "of the last block over the first, since initialisation, LNS minus Pre-LN",
                 "LNS - Pre-LN",
@@ -504,16 +619,33 @@ LNS_CLAIMS = [
         "lns-depth",
         "Removing a block of the deeper half costs more under LNS than in Pre-LN [I]",
         Number(
-            "cost of removing a block of the deeper half, nats, LNS minus Pre-LN", "LNS - Pre-LN", None, "removal deep"
+            "cost of removing a block of the deeper half, nats, LNS minus Pre-LN",
+            "LNS - Pre-LN",
+            None,
+            "removal deep",
         ),
         expect="above",
         smallest=0.01,
         sides=(
             Number("against Pre-LN with scaled init", "LNS - scaled init", None, "removal deep"),
-            Number("deeper half over blocks 2 to 6, LNS", "LNS", None, "removal ratio after the first"),
-            Number("deeper half over blocks 2 to 6, Pre-LN", "Pre-LN", None, "removal ratio after the first"),
-            Number("turn by a block of the deeper half, LNS minus Pre-LN", "LNS - Pre-LN", None, "angular deep"),
-            Number("the same before the first step", "LNS - Pre-LN", None, "angular deep at the start"),
+            Number(
+                "deeper half over blocks 2 to 6, LNS", "LNS", None, "removal ratio after the first"
+            ),
+            Number(
+                "deeper half over blocks 2 to 6, Pre-LN",
+                "Pre-LN",
+                None,
+                "removal ratio after the first",
+            ),
+            Number(
+                "turn by a block of the deeper half, LNS minus Pre-LN",
+                "LNS - Pre-LN",
+                None,
+                "angular deep",
+            ),
+            Number(
+                "the same before the first step", "LNS - Pre-LN", None, "angular deep at the start"
+            ),
         ),
         paper="LNS",
         published="Fig. 7 and sec. 5.5 [225]: the cost is more even over the layers, removing deeper layers costs more "
@@ -534,16 +666,23 @@ LNS_CLAIMS = [
         sides=(
             Number("LNS minus Pre-LN", "LNS - Pre-LN", -0.037),
             Number("scaled init minus Pre-LN", "scaled init - Pre-LN", -0.026),
-            Number("LNS minus scaled init, each at its own rate", "LNS at its own rate - scaled init"),
             Number(
-                "LNS minus scaled init, after a quarter of the steps", "LNS - scaled init", None, "loss at a quarter"
+                "LNS minus scaled init, each at its own rate", "LNS at its own rate - scaled init"
+            ),
+            Number(
+                "LNS minus scaled init, after a quarter of the steps",
+                "LNS - scaled init",
+                None,
+                "loss at a quarter",
             ),
         ),
         paper="LNS",
         published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its "
         "authors' repository)",
         protocol=LNS,
-        plain={"contradicted here": "In so short a run LNS is level with Pre-LN and behind scaled init"},
+        plain={
+            "contradicted here": "In so short a run LNS is level with Pre-LN and behind scaled init"
+        },
         note="The rate is the best for scaled init, as if for all; a side has LNS at its own. Pre-LN's own was planned "
         "and left out before any run of it: the time was up. Scaled: o and down [I]; the paper's text says W0 and W2 "
         "[217]. The paper sees LNS behind Pre-LN early in training, at 7B [204]. "
@@ -563,12 +702,21 @@ DYT_ARMS = {
 }
 DYT = (
     Setting("learning_rate", 3e-4, "App. A [437]: 7B, for DyT and RMSNorm", RATE),
-    Setting("dyt_alpha_attn", 0.8, "Table 11 [288]: 7B", "of 0.5, 1, 2 and 4 the best in an earlier round"),
+    Setting(
+        "dyt_alpha_attn",
+        0.8,
+        "Table 11 [288]: 7B",
+        "of 0.5, 1, 2 and 4 the best in an earlier round",
+    ),
     Setting("dyt_alpha_other", 0.2, "Table 11 [288]: 7B", "the same"),
     Setting("decay_gains", "all", "its authors' code", "none, as in the other claims here"),
     Setting("n_embd", 4096, "Table 11 [288]: 7B", SIZE),
     Setting("n_layer", 32, "Table 11 [288]: 7B", SIZE),
-    *kept(dict(mlp="swiglu", pos="rope"), mlp="LLaMA's, by its authors' code", pos="LLaMA's, by its authors' code"),
+    *kept(
+        dict(mlp="swiglu", pos="rope"),
+        mlp="LLaMA's, by its authors' code",
+        pos="LLaMA's, by its authors' code",
+    ),
 )
 DYT_CLAIMS = [
     Claim(
@@ -612,9 +760,14 @@ GAINS_ARMS = {
     **{name: Arm("llama", f"{V}/{name.lower()}.py", of="shared") for name in ("HG", "DP")},
     **{name: Arm("llama", f"{V}/{name.lower()}_magdir.py", of="shared") for name in ("OR", "ER")},
     **{name: Arm("llama", f"{V}/{name.lower()}.py", of="QK-norm") for name in ("DNP", "IWD")},
-    **{f"decay {gains}": Arm("llama", f"{V}/decay_{gains}.py", of="QK-norm") for gains in ("all", "output")},
+    **{
+        f"decay {gains}": Arm("llama", f"{V}/decay_{gains}.py", of="QK-norm")
+        for gains in ("all", "output")
+    },
 }
-UNKNOWN = "Rates, data, batch and decay of the paper's runs are not in what we have of its text [U]."
+UNKNOWN = (
+    "Rates, data, batch and decay of the paper's runs are not in what we have of its text [U]."
+)
 GAINS_CLAIMS = [
     Claim(
         "gains-removal",
@@ -676,10 +829,15 @@ GAINS_CLAIMS = [
     ),
 ]
 
-# Public replications that we found and read; "+" speaks for the paper's claim, "−" against it, "0" for neither
+# Public replications that we found and read; "+" speaks for the paper's claim, "−" against it, "0"
+# for neither
 NANOCHAT = "[nanochat](https://github.com/karpathy/nanochat/blob/master/dev/LOG.md), dev/LOG.md"
-ABLATION = "[ischlag](https://github.com/ischlag/megatron-lm-research-baseline), 350m-ablation, May 2026"
-PRORES = "[ProRes](https://arxiv.org/abs/2603.05369), Table 2, March 2026; shares an author with LNS"
+ABLATION = (
+    "[ischlag](https://github.com/ischlag/megatron-lm-research-baseline), 350m-ablation, May 2026"
+)
+PRORES = (
+    "[ProRes](https://arxiv.org/abs/2603.05369), Table 2, March 2026; shares an author with LNS"
+)
 OTHERS = {
     "DNT": [
         (
@@ -712,17 +870,29 @@ OTHERS = {
         ),
     ],
     "DyT": [
-        (f"{NANOCHAT}, 2026-05-05", "12 blocks: no variant better even per step; about 10% fewer tokens/s", "−"),
+        (
+            f"{NANOCHAT}, 2026-05-05",
+            "12 blocks: no variant better even per step; about 10% fewer tokens/s",
+            "−",
+        ),
         (ABLATION, "2.307, RMSNorm 2.185 at 350M, one seed", "−"),
         (
             "[guillesanbri](https://guillesanbri.com/layernorm-tanh), April 2025",
             "small ViT, Tiny-ImageNet, LayerNorm's settings: 56.71%, LayerNorm 58.76%",
             "−",
         ),
-        ("[BlaGPT](https://github.com/erogol/BlaGPT)", "a GPT: loss stays high; its α was one a channel", "−"),
+        (
+            "[BlaGPT](https://github.com/erogol/BlaGPT)",
+            "a GPT: loss stays high; its α was one a channel",
+            "−",
+        ),
     ],
     "LNS": [
-        (f"{NANOCHAT}, 2026-03-24", "1/√ℓ on each block's normalised input: did not help; no number", "−"),
+        (
+            f"{NANOCHAT}, 2026-03-24",
+            "1/√ℓ on each block's normalised input: did not help; no number",
+            "−",
+        ),
         (PRORES, "LNS 14.45, 11.74, 9.93 at 130M to 1.3B; Pre-LN 14.67, 12.36, 10.32", "+"),
         (
             "[Edu model](https://github.com/igal-abachi-dev/AI-LLM-Transformers-Edu-Model), "

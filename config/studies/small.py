@@ -1,4 +1,5 @@
-"""The papers' claims about language models at 8M parameters and 8M tokens a run, on one GPU, for `python reproduce.py`.
+"""The papers' claims about language models at 8M parameters and 8M tokens a run, on one GPU, for
+`python reproduce.py`.
 
 python reproduce.py --claims=config/studies/small.py --jobs=4
 """
@@ -18,6 +19,7 @@ study = papers._replace(
         "deep": f"{papers.bases['deep']} {SMALL} --n_ff=688 --max_iters=4000 --warmup_iters=400 --compile=auto",
     },
     claims=[claim._replace(plain={}) for claim in papers.claims],  # what was found at another size
-    arms=papers.arms | {LONG: papers.arms[LONG]._replace(files="--max_iters=2000 --warmup_iters=40")},
+    arms=papers.arms
+    | {LONG: papers.arms[LONG]._replace(files="--max_iters=2000 --warmup_iters=40")},
     note="",
 )

@@ -1,4 +1,5 @@
-"""The papers' largest language models for some nodes, in their own configurations, for `python reproduce.py`, on GPUs.
+"""The papers' largest language models for some nodes, in their own configurations, for `python
+reproduce.py`, on GPUs.
 
 python reproduce.py --claims=config/studies/xl.py --dry_run
 """

@@ -1,9 +1,11 @@
-"""V-DNT-Large on ImageNet-1k, 307M parameters in the paper and 304M here: DNT's S5 (arXiv 2507.17501).
+"""V-DNT-Large on ImageNet-1k, 307M parameters in the paper and 304M here: DNT's S5 (arXiv
+2507.17501).
 
-    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py
-    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/large_msgdw.py \
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py torchrun --standalone
+    --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/large_msgdw.py \
         --out_dir=out/vdnt_large_msgdw
-    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/dnt/s3.py --out_dir=out/vdnt_large_s3
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/dnt/s3.py
+    --out_dir=out/vdnt_large_s3
 
 Prepare the data once: python data/imagenet1k/prepare.py     # needs an account that has accepted ImageNet's terms
 The paper's Table 4: 150 epochs in batches of 1024, 60 of them warm-up, cosine to 1e-8, images of 224 × 224, no

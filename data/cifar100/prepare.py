@@ -1,8 +1,10 @@
-"""CIFAR-100: 100 classes (its fine labels), 50,000 images to train on and the 10,000 of its test set for validation.
+"""CIFAR-100: 100 classes (its fine labels), 50,000 images to train on and the 10,000 of its test
+set for validation.
 
-Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar100), 0.15 GB. They go to the Hugging Face
-cache, which HF_HOME moves, where they are found again, and as much to data/cifar100. The authors state no licence; they
-ask for a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar100), 0.15 GB. They go to
+the Hugging Face cache, which HF_HOME moves, where they are found again, and as much to
+data/cifar100. The authors state no licence; they ask for a citation: Krizhevsky, "Learning Multiple
+Layers of Features from Tiny Images", 2009.
 """
 
 import sys

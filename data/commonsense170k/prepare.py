@@ -1,17 +1,20 @@
-"""Commonsense170K (Hu et al. 2023, "LLM-Adapters", arXiv 2304.01933), which the LNS paper fine-tunes on (sec. 5.2).
+"""Commonsense170K (Hu et al. 2023, "LLM-Adapters", arXiv 2304.01933), which the LNS paper
+fine-tunes on (sec. 5.2).
 
-Downloads from github.com/AGI-Edgerunners/LLM-Adapters, at one commit, the training set of 170 thousand questions and
-answers, and the test sets of its eight tasks, BoolQ, PIQA, SIQA, HellaSwag, WinoGrande, ARC easy and challenge, and
-OpenBookQA. They stay in data/commonsense170k/raw, the test sets as raw/test/NAME.json: a second run needs no network.
-The training set is checked against its git blob id. Of the test sets we know none: only the commit in their address
-pins them, and that they can be read.
+Downloads from github.com/AGI-Edgerunners/LLM-Adapters, at one commit, the training set of 170
+thousand questions and answers, and the test sets of its eight tasks, BoolQ, PIQA, SIQA, HellaSwag,
+WinoGrande, ARC easy and challenge, and OpenBookQA. They stay in data/commonsense170k/raw, the test
+sets as raw/test/NAME.json: a second run needs no network. The training set is checked against its
+git blob id. Of the test sets we know none: only the commit in their address pins them, and that
+they can be read.
 
-Records have "instruction", "input", "output"; how they become tokens is in `python data/sft/prepare.py --help`. About
-120 of them, chosen by a hash of their numbers, are held out for validation (120 is LLM-Adapters' own number in its
-examples). The default template, alpaca, has the words of LLM-Adapters' own prompt, but not its indented lines.
+Records have "instruction", "input", "output"; how they become tokens is in `python
+data/sft/prepare.py --help`. About 120 of them, chosen by a hash of their numbers, are held out for
+validation (120 is LLM-Adapters' own number in its examples). The default template, alpaca, has the
+words of LLM-Adapters' own prompt, but not its indented lines.
 
-The repository's licence, Apache-2.0, is for its code. The eight datasets have licences of their own: look them up
-before you use the data.
+The repository's licence, Apache-2.0, is for its code. The eight datasets have licences of their
+own: look them up before you use the data.
 
     python data/commonsense170k/prepare.py --tokenizer=models/llama --max_tokens=256
 """
@@ -30,7 +33,16 @@ from nanodnt.prepare import hub, script
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
 URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"
 TRAIN, BLOB = "ft-training_set/commonsense_170k.json", "529e426b33d4cdb1d0c4a275a1a7245ad081fd91"
-TASKS = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Easy", "ARC-Challenge", "openbookqa")
+TASKS = (
+    "boolq",
+    "piqa",
+    "social_i_qa",
+    "hellaswag",
+    "winogrande",
+    "ARC-Easy",
+    "ARC-Challenge",
+    "openbookqa",
+)
 HELD_OUT = 120  # examples, about
 
 
@@ -55,4 +67,6 @@ def main(argv=None):
     found = list(conversations(train, notes=notes))
     about = dict(name="commonsense170k", command="python train.py config/sft/commonsense170k.py")
     val = HELD_OUT / len(found)
-    prepare_examples.build_examples(args.out_dir, f"{URL}/{TRAIN}", args, notes, found, val_fraction=val, **about)
+    prepare_examples.build_examples(
+        args.out_dir, f"{URL}/{TRAIN}", args, notes, found, val_fraction=val, **about
+    )

@@ -1,8 +1,10 @@
-"""The default images: 1,797 handwritten digits of 8 × 8 gray pixels, which scikit-learn brings along. No network.
+"""The default images: 1,797 handwritten digits of 8 × 8 gray pixels, which scikit-learn brings
+along. No network.
 
-From the "Optical Recognition of Handwritten Digits" of the UCI repository (Alpaydin and Kaynak 1998, licence CC BY
-4.0): the part of it that the repository calls its test set. Every fifth image, 360 of them, is held out for validation:
-the same people wrote both splits. Pixels of 0 to 16 become 0 to 240.
+From the "Optical Recognition of Handwritten Digits" of the UCI repository (Alpaydin and Kaynak
+1998, licence CC BY 4.0): the part of it that the repository calls its test set. Every fifth image,
+360 of them, is held out for validation: the same people wrote both splits. Pixels of 0 to 16 become
+0 to 240.
 """
 
 import io
@@ -24,6 +26,15 @@ def main(argv=None):
     digits, splits = load_digits(), {"train": [], "val": []}
     for i, pixels in enumerate((15 * digits.images).astype("uint8")):
         Image.fromarray(pixels).save(png := io.BytesIO(), format="PNG")
-        splits["train" if i % 5 else "val"].append((f"digit {i}", png.getvalue(), int(digits.target[i])))
-    about = dict(dataset="digits", source=SOURCE, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
+        splits["train" if i % 5 else "val"].append(
+            (f"digit {i}", png.getvalue(), int(digits.target[i]))
+        )
+    about = dict(
+        dataset="digits",
+        source=SOURCE,
+        licence="CC BY 4.0",
+        image_size=8,
+        channels=1,
+        classes=range(10),
+    )
     images.build(args.out_dir, about, splits, command="python train.py config/vdnt/digits.py")

@@ -1,10 +1,13 @@
-"""FineWeb, or FineWeb-Edu, in GPT-2 BPE, ready-made: the token ids of which speed-runs of GPT-2 training are made.
+"""FineWeb, or FineWeb-Edu, in GPT-2 BPE, ready-made: the token ids of which speed-runs of GPT-2
+training are made.
 
---shards of 100 million tokens each, of 103 (FineWeb) or 99 (--edu), and a validation shard. Nothing is tokenised:
-it takes as long as the download. A shard takes 0.2 GB to download (to the Hugging Face cache, which HF_HOME moves) and
-0.2 GB in data/fineweb; so the default of 10 needs 2.2 GB twice, all shards 20.8 GB twice, which is checked first. Run
-it again after a kill: finished downloads stay. The texts are under the licence ODC-By 1.0, and Common Crawl's terms of
-use. For FineWeb's texts with another tokenizer: download its parquet files, and data/local/prepare.py --input=FOLDER.
+--shards of 100 million tokens each, of 103 (FineWeb) or 99 (--edu), and a validation shard. Nothing
+is tokenised: it takes as long as the download. A shard takes 0.2 GB to download (to the Hugging
+Face cache, which HF_HOME moves) and 0.2 GB in data/fineweb; so the default of 10 needs 2.2 GB
+twice, all shards 20.8 GB twice, which is checked first. Run it again after a kill: finished
+downloads stay. The texts are under the licence ODC-By 1.0, and Common Crawl's terms of use. For
+FineWeb's texts with another tokenizer: download its parquet files, and data/local/prepare.py
+--input=FOLDER.
 
     python data/fineweb/prepare.py --shards=10
     python data/fineweb/prepare.py --shards=10 --edu                    # data/fineweb_edu
@@ -19,13 +22,18 @@ from nanodnt.files import DATA
 from nanodnt.prepare import hub, script, shards, text
 
 REVISION = "main"  # not pinned: name a commit with --revision, for data that never changes
-SETS = {False: ("kjj0/fineweb10B-gpt2", "fineweb", 103), True: ("kjj0/finewebedu10B-gpt2", "finewebedu", 99)}
+SETS = {
+    False: ("kjj0/fineweb10B-gpt2", "fineweb", 103),
+    True: ("kjj0/finewebedu10B-gpt2", "finewebedu", 99),
+}
 
 
 @script.command
 def main(argv=None):
     parser = script.parser(__doc__, "fineweb", REVISION, workers=False)
-    parser.add_argument("--shards", type=int, default=10, help="of 100 million tokens (default: %(default)s)")
+    parser.add_argument(
+        "--shards", type=int, default=10, help="of 100 million tokens (default: %(default)s)"
+    )
     parser.add_argument("--edu", action="store_true", help="FineWeb-Edu instead of FineWeb")
     args = parser.parse_args(argv)
     repo, name, most = SETS[args.edu]
@@ -33,9 +41,13 @@ def main(argv=None):
         raise ValueError(f"--shards={args.shards}: {repo} has 1 to {most} of them")
     if args.edu and args.out_dir == DATA / "fineweb":
         args.out_dir = DATA / "fineweb_edu"
-    patterns = [f"{name}_train_{i:06d}.bin" for i in range(1, args.shards + 1)] + [f"{name}_val_000000.bin"]
+    patterns = [f"{name}_train_{i:06d}.bin" for i in range(1, args.shards + 1)] + [
+        f"{name}_val_000000.bin"
+    ]
     size = 0.2 * len(patterns)
     commit, found = hub.files(args, repo, patterns, size, size)
     tokenizer = Tokenizer.meta_for("gpt2")
     splits = shards.split([file for (file,) in found], 0.1, tokenizer["vocab_size"])
-    text.build(args.out_dir, f"{repo} at {commit}, {args.shards} of {most} shards", tokenizer, splits)
+    text.build(
+        args.out_dir, f"{repo} at {commit}, {args.shards} of {most} shards", tokenizer, splits
+    )

@@ -1,11 +1,12 @@
 """ImageNet-1k (ILSVRC 2012): 1,281,167 images to train on, 50,000 for validation, 1,000 classes.
 
-For non-commercial research and education only. Accept its terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k
-and log in with `hf auth login` before. Then this downloads 154 GB to the Hugging Face cache, which HF_HOME moves, and
-writes as much to data/imagenet1k; both are checked first. Run it again after a kill: finished downloads are kept.
+For non-commercial research and education only. Accept its terms at
+https://huggingface.co/datasets/ILSVRC/imagenet-1k and log in with `hf auth login` before. Then this
+downloads 154 GB to the Hugging Face cache, which HF_HOME moves, and writes as much to
+data/imagenet1k; both are checked first. Run it again after a kill: finished downloads are kept.
 
-The JPEG files stay as they are. They have several sizes, and some are gray or CMYK: reading makes RGB of them. Each is
-decoded once here, on all cores, to see that it can be.
+The JPEG files stay as they are. They have several sizes, and some are gray or CMYK: reading makes
+RGB of them. Each is decoded once here, on all cores, to see that it can be.
 """
 
 import sys

@@ -1,12 +1,13 @@
 """Your own images → data/NAME: a folder of PNG and JPEG files, with a folder for each class.
 
-Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or FOLDER/CLASS/...: then
-about --val_share of the images, chosen by a hash of their names, are held out for validation, but of no class all.
-Classes are numbered in the order of their names. Folders are read recursively, also through links, without hidden files
-and files that are no PNG or JPEG; what is left out is named and counted.
+Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or
+FOLDER/CLASS/...: then about --val_share of the images, chosen by a hash of their names, are held
+out for validation, but of no class all. Classes are numbered in the order of their names. Folders
+are read recursively, also through links, without hidden files and files that are no PNG or JPEG;
+what is left out is named and counted.
 
-The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray (1) when they are
-read. With --image_size=N all of them must be N × N, and of that mode.
+The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray
+(1) when they are read. With --image_size=N all of them must be N × N, and of that mode.
 
     python data/local_images/prepare.py --folder=flowers --name=flowers
 """
@@ -21,12 +22,14 @@ from nanodnt.prepare import images, script
 import numpy as np  # isort: skip, after nanodnt, which says it where numpy is missing
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits
+# names of folders of splits
+SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")
 VAL_SHARE = 0.1
 
 
 def find_images(folder: Path, notes: inputs.Notes) -> tuple:
-    """Names of the classes, and [(name, file, label)] of the images in the folders in `folder`, sorted.
+    """Names of the classes, and [(name, file, label)] of the images in the folders in `folder`,
+    sorted.
 
     ValueError where there is none, or where one lies in no class."""
     found = {}
@@ -34,11 +37,15 @@ def find_images(folder: Path, notes: inputs.Notes) -> tuple:
         if file.suffix.lower() not in SUFFIXES:
             notes.leave_out("no PNG or JPEG", str(file))
         elif "/" not in name:
-            raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
+            raise ValueError(
+                f"{file} lies in no class: put the images into a folder for each class"
+            )
         else:
             found.setdefault(name.split("/")[0], []).append((name, file))
     if not found:
-        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
+        raise ValueError(
+            f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes"
+        )
     noted = {name for names in notes.names.values() for name in names}
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name not in found and str(path) not in noted:
@@ -63,7 +70,9 @@ def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> t
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         hint = "call two of them train and val, or name as --folder the one whose folders are the classes"
-        raise ValueError(f"{folder} has {', '.join(splits)}, which look like splits, not like classes: {hint}")
+        raise ValueError(
+            f"{folder} has {', '.join(splits)}, which look like splits, not like classes: {hint}"
+        )
     if len(found) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
     held_out = inputs.hold_out([script.score(name) for name, _, _ in found], val_share or VAL_SHARE)
@@ -79,12 +88,24 @@ def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> t
 @script.command
 def main(argv=None):
     parser = script.parser(__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="of folders of images, one for each class")
-    parser.add_argument("--val_share", type=float, help=f"of the images, to hold out (default: {VAL_SHARE})")
-    parser.add_argument("--image_size", type=int, help="width and height of all images (default: they may differ)")
-    parser.add_argument("--channels", type=int, choices=(1, 3), default=3, help="1: gray, 3: colour (the default)")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="of folders of images, one for each class"
+    )
+    parser.add_argument(
+        "--val_share", type=float, help=f"of the images, to hold out (default: {VAL_SHARE})"
+    )
+    parser.add_argument(
+        "--image_size", type=int, help="width and height of all images (default: they may differ)"
+    )
+    parser.add_argument(
+        "--channels", type=int, choices=(1, 3), default=3, help="1: gray, 3: colour (the default)"
+    )
     parser.add_argument("--licence", default="not stated", help="of the images, for meta.json")
-    parser.add_argument("--skip_bad", action="store_true", help="leave out images that cannot be used, and count them")
+    parser.add_argument(
+        "--skip_bad",
+        action="store_true",
+        help="leave out images that cannot be used, and count them",
+    )
     args = parser.parse_args(argv)
     out = inputs.output_folder(args, "folder")
     if args.image_size is not None and args.image_size < 1:
@@ -94,6 +115,9 @@ def main(argv=None):
     notes.print()
     about = dict(dataset=args.name, source=args.folder.resolve().name)
     about |= dict(licence=args.licence, image_size=args.image_size)
-    encoded = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
+    encoded = {
+        part: ((str(f), f.read_bytes(), label) for _, f, label in files)
+        for part, files in splits.items()
+    }
     images.build(out, about | dict(channels=args.channels, classes=classes), encoded, notes=notes)
     notes.print()

@@ -1,7 +1,7 @@
 """MiniPile in GPT-2 BPE, with its own splits: 1,000,000 training and 500 validation documents.
 
-Needs 3.2 GB of disk for the download (to the Hugging Face cache, which HF_HOME moves) and 3.5 GB in data/minipile. Both
-are checked first. Run it again after a kill: finished downloads are kept.
+Needs 3.2 GB of disk for the download (to the Hugging Face cache, which HF_HOME moves) and 3.5 GB in
+data/minipile. Both are checked first. Run it again after a kill: finished downloads are kept.
 """
 
 import sys
@@ -18,4 +18,6 @@ def main(argv=None):
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
     patterns = ["data/train-*.parquet", "data/validation-*.parquet"]
     commit, (train, val) = hub.files(args, REPO, patterns, 3.2, 3.5)
-    text.build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub.texts, train)], [*map(hub.texts, val)])
+    text.build_from_hub(
+        args, "minipile", f"{REPO} at {commit}", [*map(hub.texts, train)], [*map(hub.texts, val)]
+    )

@@ -1,8 +1,9 @@
-"""OpenWebText in GPT-2 BPE, split as in nanoGPT (which reports 9,035,582,198 training and 4,434,897 validation tokens).
+"""OpenWebText in GPT-2 BPE, split as in nanoGPT (which reports 9,035,582,198 training and 4,434,897
+validation tokens).
 
-8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face cache, which
-HF_HOME moves) and 18 GB in data/openwebtext. Both are checked first. Run it again after a kill: finished downloads are
-kept. Tokenising takes one to two core-hours.
+8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face
+cache, which HF_HOME moves) and 18 GB in data/openwebtext. Both are checked first. Run it again
+after a kill: finished downloads are kept. Tokenising takes one to two core-hours.
 """
 
 import math
@@ -15,7 +16,8 @@ from nanodnt.prepare import hub, script, text
 import numpy as np  # isort: skip, after nanodnt, which says it where numpy is missing
 
 REPO = "Skylion007/openwebtext"
-REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
+# the commit with parquet files instead of a script
+REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"
 
 
 @script.command
@@ -31,12 +33,20 @@ def main(argv=None):
     held_out = set(chosen)
 
     def train(file, first):  # in the order of the file: batches are drawn at random anyway
-        return (document for number, document in enumerate(hub.texts(file), first) if number not in held_out)
+        return (
+            document
+            for number, document in enumerate(hub.texts(file), first)
+            if number not in held_out
+        )
 
     def val():
         found = {}
         for file, first in zip(files, firsts, strict=False):
-            found |= {number: document for number, document in enumerate(hub.texts(file), first) if number in held_out}
+            found |= {
+                number: document
+                for number, document in enumerate(hub.texts(file), first)
+                if number in held_out
+            }
         yield from (found[number] for number in chosen)
 
     source = f"{REPO} at {commit}, {total:,} documents"

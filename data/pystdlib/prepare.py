@@ -1,9 +1,10 @@
-"""The default dataset: source code of the standard library of the Python that runs this script, as bytes.
+"""The default dataset: source code of the standard library of the Python that runs this script, as
+bytes.
 
-Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose. With
---tokenizer=gpt2_4096, which needs tiktoken, it is 7 million tokens in data/pystdlib_gpt2_4096. End of text follows
-every file. Whole files, chosen by a hash of their path, are held out for validation. The result depends on the
-library's own files, not on where Python is installed.
+Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose.
+With --tokenizer=gpt2_4096, which needs tiktoken, it is 7 million tokens in data/pystdlib_gpt2_4096.
+End of text follows every file. Whole files, chosen by a hash of their path, are held out for
+validation. The result depends on the library's own files, not on where Python is installed.
 """
 
 import platform
@@ -26,13 +27,17 @@ SKIPPED_FILES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercust
 def main(argv=None):
     parser = script.parser(__doc__, "pystdlib")
     parser.set_defaults(out_dir=None)
-    parser.add_argument("--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s")
+    parser.add_argument(
+        "--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s"
+    )
     args = parser.parse_args(argv)
     name = "pystdlib" if args.tokenizer == "bytes" else f"pystdlib_{args.tokenizer}"
     root, texts, notes = Path(sysconfig.get_paths()["stdlib"]), {}, Notes()
     for path in root.rglob("*.py"):
         place = path.relative_to(root)
-        if SKIPPED_FOLDERS.isdisjoint(place.parts) and not any(part.startswith(SKIPPED_FILES) for part in place.parts):
+        if SKIPPED_FOLDERS.isdisjoint(place.parts) and not any(
+            part.startswith(SKIPPED_FILES) for part in place.parts
+        ):
             try:
                 texts[place.as_posix()] = path.read_text(encoding="utf-8")
             except (UnicodeDecodeError, OSError):
@@ -40,10 +45,14 @@ def main(argv=None):
     notes.print()
     if len(texts) < 100:
         hint = "use one with its full library (not the embeddable zip), or your own text: data/local/prepare.py"
-        raise ValueError(f"only {len(texts)} source files of this Python's library are in {root}: {hint}")
+        raise ValueError(
+            f"only {len(texts)} source files of this Python's library are in {root}: {hint}"
+        )
     train, val = [], []
     for path, code in sorted(texts.items()):
         (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(code)
-    source = f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
+    source = (
+        f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
+    )
     tokenizer, splits = Tokenizer.meta_for(args.tokenizer), {"train": [train], "val": [val]}
     text.build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, command=COMMAND)

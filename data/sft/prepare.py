@@ -1,8 +1,9 @@
 r"""Your own examples for fine-tuning → data/NAME: prompts and responses, or whole conversations.
 
---input is a .jsonl or .ndjson file (a record a line), a .json file (one array of records), a .parquet file (a record a
-row), or a folder, which is read recursively, also through links, without hidden and other files; what is left out is
-named and counted. A record has one of these forms, known by its keys:
+--input is a .jsonl or .ndjson file (a record a line), a .json file (one array of records), a
+.parquet file (a record a row), or a folder, which is read recursively, also through links, without
+hidden and other files; what is left out is named and counted. A record has one of these forms,
+known by its keys:
 
     {"prompt": "…", "response": "…"}                     other names: --prompt_key, --response_key
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
@@ -10,14 +11,16 @@ named and counted. A record has one of these forms, known by its keys:
     {"instruction": "…", "input": "…", "output": "…"}    the prompt is the instruction and, where "input" is there and
                                                          not empty, a blank line and the input
 
-Messages may begin with one of role (or from) "system"; an empty one is left out. A text under the key "system" of the
-record is the same. Further keys are not read. Then user and assistant alternate, and the assistant has the last word.
-No text may be blank. What does not fit is refused with its file, line and beginning, and nothing is written; with
---skip_bad such records are left out, named and counted.
+Messages may begin with one of role (or from) "system"; an empty one is left out. A text under the
+key "system" of the record is the same. Further keys are not read. Then user and assistant
+alternate, and the assistant has the last word. No text may be blank. What does not fit is refused
+with its file, line and beginning, and nothing is written; with --skip_bad such records are left
+out, named and counted.
 
-An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of text, … The loss counts
-the assistant's messages and the end of text after each, nothing else. Begin is the tokenizer's own start of a text
-(<s>), else its bos, else end of text; a newline stands only between turns. A turn is written by --template:
+An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of
+text, … The loss counts the assistant's messages and the end of text after each, nothing else. Begin
+is the tokenizer's own start of a text (<s>), else its bos, else end of text; a newline stands only
+between turns. A turn is written by --template:
 
     chat (the default)   User: {prompt}\nAssistant:\n{response}
     alpaca               Below is an instruction that describes a task. Write a response that appropriately completes
@@ -25,22 +28,26 @@ the assistant's messages and the end of text after each, nothing else. Begin is 
     chatml               <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{response}
     plain                {prompt}{response}
 
-For a template of your own add it to TEMPLATES in interop/conversations/template.py. Let answers begin after a newline:
-they are tokenised by themselves, and after a space most tokenizers have other tokens for words. A system message stands
-in front of the first turn: "System: {system}\n" in chat, "<|im_start|>system\n{system}<|im_end|>\n" in chatml. Under
-the other templates a system message is refused.
+For a template of your own add it to TEMPLATES in interop/conversations/template.py. Let answers
+begin after a newline: they are tokenised by themselves, and after a space most tokenizers have
+other tokens for words. A system message stands in front of the first turn: "System: {system}\n" in
+chat, "<|im_start|>system\n{system}<|im_end|>\n" in chatml. Under the other templates a system
+message is refused.
 
-Where a tokenizer.json has tokens for names in the template, such as <|im_start|>, they become these tokens; the same
-names in a record stay text. (In chatml an answer ends with the tokenizer's end of text: Qwen's own form where that is
-<|im_end|>; a system message is not made up where there is none.)
+Where a tokenizer.json has tokens for names in the template, such as <|im_start|>, they become these
+tokens; the same names in a record stay text. (In chatml an answer ends with the tokenizer's end of
+text: Qwen's own form where that is <|im_end|>; a system message is not made up where there is
+none.)
 
-About --val_fraction of the examples, chosen by a hash of file and line, are held out for validation; or all examples of
---val_input, and none of --input. Training refuses examples of more than block_size + 1 tokens: --max_tokens=BLOCK_SIZE
-leaves them out and names the first five. Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of
-Hugging Face: a folder with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
+About --val_fraction of the examples, chosen by a hash of file and line, are held out for
+validation; or all examples of --val_input, and none of --input. Training refuses examples of more
+than block_size + 1 tokens: --max_tokens=BLOCK_SIZE leaves them out and names the first five.
+Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of Hugging Face: a folder
+with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
 
-    python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq
-    python data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml --name=chats --max_tokens=1024
+    python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq python
+    data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml --name=chats
+    --max_tokens=1024
 """
 
 import sys
@@ -58,18 +65,32 @@ def main(argv=None):
     parser = script.parser(__doc__)
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     prepare_examples.add_flags(parser, template="chat")
-    parser.add_argument("--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)")
-    parser.add_argument("--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)")
-    parser.add_argument("--prompt_key", default="prompt", help="of a record's prompt (default: prompt)")
-    parser.add_argument("--response_key", default="response", help="of a record's response (default: response)")
+    parser.add_argument(
+        "--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)"
+    )
+    parser.add_argument(
+        "--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)"
+    )
+    parser.add_argument(
+        "--prompt_key", default="prompt", help="of a record's prompt (default: prompt)"
+    )
+    parser.add_argument(
+        "--response_key", default="response", help="of a record's response (default: response)"
+    )
     args = parser.parse_args(argv)
     out = inputs.output_folder(args, "input", *["val_input"] * (args.val_input is not None))
     if args.val_input is not None:
         train, val = args.input.resolve(), args.val_input.resolve()
         if val.is_relative_to(train) or train.is_relative_to(val):
-            raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
+            raise ValueError(
+                f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files"
+            )
     keys, notes = (args.prompt_key, args.response_key), inputs.Notes(args.skip_bad)
-    found, held_out = (path and conversations(path, *keys, notes) for path in (args.input, args.val_input))
+    found, held_out = (
+        path and conversations(path, *keys, notes) for path in (args.input, args.val_input)
+    )
     command = f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}"
     about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
-    prepare_examples.build_examples(out, args.input.resolve().name, args, notes, found, held_out, **about)
+    prepare_examples.build_examples(
+        out, args.input.resolve().name, args, notes, found, held_out, **about
+    )

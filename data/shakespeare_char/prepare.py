@@ -1,6 +1,8 @@
-"""Tiny Shakespeare as characters, split as in nanoGPT: the first 90 % (1,003,854) to train on, the rest held out.
+"""Tiny Shakespeare as characters, split as in nanoGPT: the first 90 % (1,003,854) to train on, the
+rest held out.
 
-Downloads 1.1 MB and checks its sha256. The file stays in data/shakespeare_char/parts: a second run needs no network.
+Downloads 1.1 MB and checks its sha256. The file stays in data/shakespeare_char/parts: a second run
+needs no network.
 """
 
 import sys
@@ -20,4 +22,6 @@ def main(argv=None):
     out = script.parser(__doc__, "shakespeare_char").parse_args(argv).out_dir
     play = hub.download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
     splits = {"train": [[play[: int(len(play) * 0.9)]]], "val": [[play[int(len(play) * 0.9) :]]]}
-    text.build(out, URL, Tokenizer.meta_for("chars", sorted(set(play))), splits, name="shakespeare_char")
+    text.build(
+        out, URL, Tokenizer.meta_for("chars", sorted(set(play))), splits, name="shakespeare_char"
+    )

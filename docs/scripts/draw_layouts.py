@@ -1,9 +1,10 @@
-"""Draw the diagrams of docs/layouts.md from the model itself: every box is a slot or a matrix, labelled with its parts.
+"""Draw the diagrams of docs/layouts.md from the model itself: every box is a slot or a matrix,
+labelled with its parts.
 
     python docs/scripts/draw_layouts.py [FOLDER]        # writes placement, depth, normfree and scale_vectors .png
 
-A panel is a row of a table of that page, with the flags that it has there, and is named in FAMILIES. The model is built
-on the meta device, where nothing is computed, and read slot by slot.
+A panel is a row of a table of that page, with the flags that it has there, and is named in
+FAMILIES. The model is built on the meta device, where nothing is computed, and read slot by slot.
 """
 
 import sys
@@ -43,14 +44,15 @@ BOXES = {  # what is in a box: its colour, and the words of the key
 }
 NORMS = {"rmsnorm": "RMS", "layernorm": "LN", "none": ""}
 INK, LINE = "#1d2733", "#5b6775"
-STREAM, BRANCH = (0.17, 0.32), (0.65, 0.55)  # (x, width) of a column of boxes, in a panel of width 1
+# (x, width) of a column of boxes, in a panel of width 1
+STREAM, BRANCH = (0.17, 0.32), (0.65, 0.55)
 COLUMNS, WIDTH, ROW = 5, 10, 0.21  # panels side by side; inches of a figure, of a row of boxes
 
 
 def read(part) -> tuple:
-    """(text, key of BOXES) of a matrix, or of a slot as "const · gain · norm(const_in · x) + b" without the parts that
-    it does not have; ("", None) of a slot that does nothing. A gain is γ for a vector, s for a scalar, and β·α̂ or eᵇ·α̂
-    for a vector of magnitude and direction."""
+    """(text, key of BOXES) of a matrix, or of a slot as "const · gain · norm(const_in · x) + b"
+    without the parts that it does not have; ("", None) of a slot that does nothing. A gain is γ for
+    a vector, s for a scalar, and β·α̂ or eᵇ·α̂ for a vector of magnitude and direction."""
     if isinstance(part, str):
         return part, "text"
     if not isinstance(part, Slot):
@@ -61,7 +63,9 @@ def read(part) -> tuple:
         gain = "β·α̂" if part.param == "magdir" else "eᵇ·α̂"
     gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
     norm = f"{part.squash}(αx)" if part.norm == "dyt" else NORMS[part.norm]
-    norm += (f"/{part.groups}" if part.groups > 1 else "") + (f"({part.const_in:.3g}x)" if part.const_in != 1 else "")
+    norm += (f"/{part.groups}" if part.groups > 1 else "") + (
+        f"({part.const_in:.3g}x)" if part.const_in != 1 else ""
+    )
     const = f"{part.const:.3g}" if part.const != 1.0 else ""
     text = "·".join(filter(None, (const, gain, norm))) + (" + b" if part.bias is not None else "")
     learned = gain or part.bias is not None
@@ -69,14 +73,16 @@ def read(part) -> tuple:
 
 
 def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
-    """Draw a model from the embedding up, with one of its blocks; returns the height of the drawing, in rows. `taken`:
-    the rows in which something happens, in any panel of the family; those of this one are added."""
+    """Draw a model from the embedding up, with one of its blocks; returns the height of the
+    drawing, in rows. `taken`: the rows in which something happens, in any panel of the family;
+    those of this one are added."""
     y, row_number, style = 0.0, 0, dict(ha="center", va="center", color=INK, zorder=4)
     for name, module in model.named_modules():
         module.label = name.split(".")[-1]
 
     def stack(column, *rows):
-        """Rows of slots, matrices and texts above each other; a row that is not taken has no place."""
+        """Rows of slots, matrices and texts above each other; a row that is not taken has no
+        place."""
         nonlocal y, row_number
         x, width = column
         for row in rows:
@@ -84,31 +90,67 @@ def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
             for i, (text, key) in enumerate(boxes):
                 if key:
                     left = x - width / 2 + i * pitch
-                    ax.barh(y, pitch - 0.015, 0.72, left, color=BOXES[key][0], ec=LINE, lw=0.7, zorder=3)
-                    size = min(7.4, 98 * pitch * WIDTH / COLUMNS / len(text))  # a character is 0.6 of the size wide
+                    ax.barh(
+                        y, pitch - 0.015, 0.72, left, color=BOXES[key][0], ec=LINE, lw=0.7, zorder=3
+                    )
+                    # a character is 0.6 of the size wide
+                    size = min(7.4, 98 * pitch * WIDTH / COLUMNS / len(text))
                     ax.text(left + pitch / 2, y - 0.03, text, fontsize=size, **style)
             row_number += 1
             taken.update([row_number] * any(key for _, key in boxes))
             y += row_number in taken
 
     stack(STREAM, ["embedding"], [model.embed_scale], [model.input_norm], ["other blocks"])
-    for name, residual in (("attention", model.blocks[block - 1].attn), ("FFN", model.blocks[block - 1].mlp)):
+    for name, residual in (
+        ("attention", model.blocks[block - 1].attn),
+        ("FFN", model.blocks[block - 1].mlp),
+    ):
         f, start = residual.f, y
         if name == "attention":
-            first, last, between = [f.q, f.k, f.v], f.o, ([f.q_norm, f.k_norm, Slot()], ["softmax(q·k) v"])
+            first, last, between = (
+                [f.q, f.k, f.v],
+                f.o,
+                ([f.q_norm, f.k_norm, Slot()], ["softmax(q·k) v"]),
+            )
         else:
-            first, last, between = [w for w in (f.gate, f.up) if w is not None], f.down, ([model.config.mlp],)
+            first, last, between = (
+                [w for w in (f.gate, f.up) if w is not None],
+                f.down,
+                ([model.config.mlp],),
+            )
         y += 0.8
         stack(BRANCH, [residual.pre])
         bottom = y - 0.5
-        stack(BRANCH, [w.pre for w in first], first, [w.out for w in first], *between, [last.pre], [last], [last.out])
+        stack(
+            BRANCH,
+            [w.pre for w in first],
+            first,
+            [w.out for w in first],
+            *between,
+            [last.pre],
+            [last],
+            [last.out],
+        )
         ax.axhspan(bottom, y - 0.5, 0.36, 0.94, fc="#f8f8f8", ec="#c4c9cf", lw=0.7)
         ax.text(0.97, (bottom + y - 0.5) / 2, name, rotation=90, fontsize=6.8, **style)
         stack(BRANCH, [residual.mid])
         end, y = y, (start + y) / 2
         stack(STREAM, [residual.skip])
-        ax.plot([STREAM[0], BRANCH[0], BRANCH[0], STREAM[0]], [start, start, end, end], color=LINE, lw=1, zorder=1)
-        ax.text(STREAM[0], end, "+", bbox=dict(boxstyle="circle,pad=0.1", fc="white", ec=LINE), fontsize=7, **style)
+        ax.plot(
+            [STREAM[0], BRANCH[0], BRANCH[0], STREAM[0]],
+            [start, start, end, end],
+            color=LINE,
+            lw=1,
+            zorder=1,
+        )
+        ax.text(
+            STREAM[0],
+            end,
+            "+",
+            bbox=dict(boxstyle="circle,pad=0.1", fc="white", ec=LINE),
+            fontsize=7,
+            **style,
+        )
         y = end + 1
         stack(STREAM, [residual.post])
     stack(STREAM, ["other blocks"], [model.final_norm], ["output head"])
@@ -126,7 +168,11 @@ def draw(family: str, path: Path):
     fig, axes = plt.subplots(lines, COLUMNS, squeeze=False, layout="constrained")
     for name in names:
         scheme, _, block = name.partition(", block ")
-        words = [f"--{flag}" for flag in ["vocab_size=50257", *FURTHER.get(family, ()), *flags[scheme]] if "=" in flag]
+        words = [
+            f"--{flag}"
+            for flag in ["vocab_size=50257", *FURTHER.get(family, ()), *flags[scheme]]
+            if "=" in flag
+        ]
         with torch.device("meta"):
             model = GPT(configure(GPTConfig, TrainConfig, argv=words, description="")[0][0])
         models[name] = model, int(block or 4), taken
@@ -143,7 +189,8 @@ def draw(family: str, path: Path):
     fig.legend(handles=key, loc="outside lower center", ncols=len(key), fontsize=7, frameon=False)
     fig.savefig(path, dpi=150)
     plt.close(fig)
-    Image.open(path).convert("RGB").quantize().save(path, optimize=True)  # 256 colours: a small file
+    # 256 colours: a small file
+    Image.open(path).convert("RGB").quantize().save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,2 @@
-"""Conversations: their templates, the files they are read from, and the datasets of examples made of them."""
+"""Conversations: their templates, the files they are read from, and the datasets of examples made
+of them."""

@@ -8,12 +8,19 @@ from nanodnt.data.inputs import RECORDS, Notes, find_files, place, records
 ROLES = {"human": "user", "gpt": "assistant"}  # other names of roles
 
 
-def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "response", notes: Notes | None = None):
-    """Yield (name, place, messages) of every record in `path`, a file or a folder, always in the same order.
+def conversations(
+    path: Path,
+    prompt_key: str = "prompt",
+    response_key: str = "response",
+    notes: Notes | None = None,
+):
+    """Yield (name, place, messages) of every record in `path`, a file or a folder, always in the
+    same order.
 
-    The name, "FILE, NUMBER", tells the record apart from others below `path`; the place, "PATH, line NUMBER", is for
-    messages to the user. `notes` gets what is not read: files of other kinds in a folder and, if it skips them, bad
-    records. ValueError, one line, for a file or record that cannot be read, and a conversation that is none."""
+    The name, "FILE, NUMBER", tells the record apart from others below `path`; the place, "PATH,
+    line NUMBER", is for messages to the user. `notes` gets what is not read: files of other kinds
+    in a folder and, if it skips them, bad records. ValueError, one line, for a file or record that
+    cannot be read, and a conversation that is none."""
     notes = notes or Notes()
     if prompt_key == response_key:
         raise ValueError(f"the prompt and the response have the same key, {prompt_key!r}: name two")
@@ -30,12 +37,17 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
         elif path.is_dir():
             notes.leave_out("of other kinds", str(file))
         else:
-            raise ValueError(f"{file} is none of {', '.join(RECORDS)}: convert it, or rename it to what it is")
+            raise ValueError(
+                f"{file} is none of {', '.join(RECORDS)}: convert it, or rename it to what it is"
+            )
 
 
-def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_key: str = "response") -> list:
-    """The messages of a record, checked: they end with an assistant's. An empty system message is left out.
-    ValueError, one line that begins with `where`, for a record of no known form and for messages that do not fit."""
+def messages_of(
+    record: dict, where: str, prompt_key: str = "prompt", response_key: str = "response"
+) -> list:
+    """The messages of a record, checked: they end with an assistant's. An empty system message is
+    left out. ValueError, one line that begins with `where`, for a record of no known form and for
+    messages that do not fit."""
     forms = (prompt_key, response_key), ("messages",), ("conversations",), ("instruction", "output")
     start = f"in {repr(record)[:60]}..."
     try:
@@ -46,7 +58,10 @@ def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_k
             prompt, response = (record[key] for key in keys)
             if keys == ("instruction", "output") and (more := record.get("input")) and more.strip():
                 prompt = prompt + "\n\n" + more
-            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+            messages = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": response},
+            ]
         if (system := record.get("system")) and system.strip():
             messages = [{"role": "system", "content": system}, *messages]
         if messages[:1] == [{"role": "system", "content": ""}]:
@@ -54,7 +69,9 @@ def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_k
         check_messages(messages, last="assistant")
     except StopIteration:
         wanted = ", or ".join(" and ".join(map(repr, keys)) for keys in forms)
-        raise ValueError(f"{where}: needs the keys {wanted} (see --prompt_key, --response_key) {start}") from None
+        raise ValueError(
+            f"{where}: needs the keys {wanted} (see --prompt_key, --response_key) {start}"
+        ) from None
     except ValueError as e:
         raise ValueError(f"{where}: {e} {start}") from None
     except (TypeError, AttributeError):

@@ -1,1 +1,2 @@
-"""Trained models evaluated (`evaluate.py`): any text, the tasks of lm-evaluation-harness, runs side by side."""
+"""Trained models evaluated (`evaluate.py`): any text, the tasks of lm-evaluation-harness, runs side
+by side."""

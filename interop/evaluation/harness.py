@@ -1,5 +1,6 @@
-"""Tasks of lm-evaluation-harness (the package lm_eval, `make install-eval`), by its own model for `transformers`, which
-loads a temporary export of what is evaluated: the network's own code, so that a block can be left out."""
+"""Tasks of lm-evaluation-harness (the package lm_eval, `make install-eval`), by its own model for
+`transformers`, which loads a temporary export of what is evaluated: the network's own code, so that
+a block can be left out."""
 
 import logging
 import tempfile
@@ -22,19 +23,23 @@ for library in ("lm_eval", "transformers"):
 
 @contextmanager
 def errors_in_one_line(name: str):
-    """What the harness, a task's code or its data may raise, as a ValueError that names the task."""
+    """What the harness, a task's code or its data may raise, as a ValueError that names the
+    task."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as e:  # a task's YAML file, its code and its data can raise anything
         reason = " ".join(str(e).split())[:200]
-        advice = "where its data cannot be fetched, connect once, or set HF_HOME to a folder that has it"
+        advice = (
+            "where its data cannot be fetched, connect once, or set HF_HOME to a folder that has it"
+        )
         raise ValueError(f"task {name} failed ({type(e).__name__}: {reason}); {advice}") from e
 
 
 def find_tasks(names: list, folder: str) -> TaskManager:
-    """The harness's tasks and those in `folder`. ValueError where one of `names` is none of them."""
+    """The harness's tasks and those in `folder`. ValueError where one of `names` is none of
+    them."""
     if folder and not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}: task_folder holds YAML files of tasks")
     manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
@@ -42,16 +47,20 @@ def find_tasks(names: list, folder: str) -> TaskManager:
         manager = TaskManager(include_path=folder or None)  # which reads the harness's 14,000 files
     for name in names:
         if name not in manager.all_tasks:
-            raise ValueError(f"there is no task {name!r}: `lm_eval ls tasks` lists those of lm-evaluation-harness")
+            raise ValueError(
+                f"there is no task {name!r}: `lm_eval ls tasks` lists those of lm-evaluation-harness"
+            )
     return manager
 
 
 def load_model(trained: Trained, batch_size: int, device: torch.device, dtype: torch.dtype) -> HFLM:
-    """The harness's model of `trained`, which is on the CPU. ValueError for a tokenizer without a token that begins or
-    ends a text."""
+    """The harness's model of `trained`, which is on the CPU. ValueError for a tokenizer without a
+    token that begins or ends a text."""
     if trained.tokenizer.bos is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
-        raise ValueError(f"{what} has no token that begins or ends a text, as tasks need: use --tasks=text")
+        raise ValueError(
+            f"{what} has no token that begins or ends a text, as tasks need: use --tasks=text"
+        )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "export"
         write_pretrained(trained.model, trained.meta, folder, target="nanodnt", check=False)
@@ -61,11 +70,21 @@ def load_model(trained: Trained, batch_size: int, device: torch.device, dtype: t
     return lm
 
 
-def run_task(name: str, lm: HFLM, number: int | None, tasks: TaskManager, config: EvaluateConfig) -> dict:
-    """{task: {"metrics": …, "settings": …, …}} of a task, or of those in a group, for the model without block `number`
-    (None: the whole model)."""
-    how = dict(num_fewshot=config.num_fewshot, limit=config.limit or None, gen_kwargs=config.gen_kwargs or None)
-    how |= dict(numpy_random_seed=config.seed, torch_random_seed=config.seed, fewshot_random_seed=config.seed)
+def run_task(
+    name: str, lm: HFLM, number: int | None, tasks: TaskManager, config: EvaluateConfig
+) -> dict:
+    """{task: {"metrics": …, "settings": …, …}} of a task, or of those in a group, for the model
+    without block `number` (None: the whole model)."""
+    how = dict(
+        num_fewshot=config.num_fewshot,
+        limit=config.limit or None,
+        gen_kwargs=config.gen_kwargs or None,
+    )
+    how |= dict(
+        numpy_random_seed=config.seed,
+        torch_random_seed=config.seed,
+        fewshot_random_seed=config.seed,
+    )
     with errors_in_one_line(name), without_block(lm.model.network, number):
         found = simple_evaluate(lm, tasks=[name], task_manager=tasks, log_samples=False, **how)
     settings = {key: getattr(config, key) for key in ("num_fewshot", "limit", "gen_kwargs", "seed")}
@@ -79,13 +98,16 @@ def run_task(name: str, lm: HFLM, number: int | None, tasks: TaskManager, config
 
 
 def metrics_of(values: dict) -> dict:
-    """{metric: {"value": …, "stderr": a number or None}} of what the harness reports, {"acc,none": 0.3,
-    "acc_stderr,none": "N/A", …}. A filter other than none stays in the name."""
+    """{metric: {"value": …, "stderr": a number or None}} of what the harness reports, {"acc,none":
+    0.3, "acc_stderr,none": "N/A", …}. A filter other than none stays in the name."""
     metrics = {}
     for name, value in values.items():
         metric, comma, way = name.partition(",")
         if comma and not metric.endswith("_stderr") and isinstance(value, (int, float)):
             stderr = values.get(f"{metric}_stderr,{way}")
-            found = dict(value=float(value), stderr=float(stderr) if isinstance(stderr, (int, float)) else None)
+            found = dict(
+                value=float(value),
+                stderr=float(stderr) if isinstance(stderr, (int, float)) else None,
+            )
             metrics[metric if way == "none" else f"{metric}, {way}"] = found
     return metrics

@@ -1,4 +1,5 @@
-"""What --input names, as sources to score: text files, prepared datasets, files of conversations."""
+"""What --input names, as sources to score: text files, prepared datasets, files of
+conversations."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,8 @@ from nanodnt.weights import Trained
 
 
 def open_sources(config: EvaluateConfig, trained: Trained) -> list:
-    """The sources that a command names, for the model `trained`. ValueError, one line, where one is missing, empty,
-    damaged, or does not fit the model, its tokenizer or context."""
+    """The sources that a command names, for the model `trained`. ValueError, one line, where one is
+    missing, empty, damaged, or does not fit the model, its tokenizer or context."""
     names = config.task_names()
     if "text" in names:
         return [open_text(read_path(config.input), config.overlap, trained)]
@@ -32,13 +33,19 @@ def open_text(name: str, overlap: int, trained: Trained) -> Source:
     """The text file, or the prepared dataset, `name`."""
     block_size = trained.model.config.block_size
     if overlap >= block_size:
-        raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
+        raise ValueError(
+            f"overlap={overlap} must be below {trained.source}'s block_size={block_size}"
+        )
     if not Path(name).is_file() and (folder_of(name).is_dir() or Path(name).is_dir()):
         if overlap:
-            raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
+            raise ValueError(
+                f"overlap={overlap} is for text files: {name} is read in the windows of training"
+            )
         examples, meta = read_dataset(name, "text", trained)
         # the windows follow each other, so their targets are one stretch of the file
-        n_bytes = trained.tokenizer.count_bytes(np.concatenate([example.targets for example in examples]))
+        n_bytes = trained.tokenizer.count_bytes(
+            np.concatenate([example.targets for example in examples])
+        )
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
         settings |= {"doc_mask": True} if trained.doc_mask else {}
         return Source(f"text {name}", examples, settings, n_bytes)
@@ -53,14 +60,19 @@ def open_text(name: str, overlap: int, trained: Trained) -> Source:
         raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
     if len(ids) == 1:
-        raise ValueError(f"input {name} is empty, or has no tokens in the tokenizer of {trained.source}")
+        raise ValueError(
+            f"input {name} is empty, or has no tokens in the tokenizer of {trained.source}"
+        )
     settings = dict(overlap=overlap, sha256=sha256(name))
-    return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(text.encode()))
+    return Source(
+        f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(text.encode())
+    )
 
 
 def windows(ids: np.ndarray, block_size: int, overlap: int) -> list:
-    """A text in windows. ids (1 + N,): a token that stands before it, and its N tokens. Each of these is a target once:
-    of every window but the first, the first `overlap` inputs are only context."""
+    """A text in windows. ids (1 + N,): a token that stands before it, and its N tokens. Each of
+    these is a target once: of every window but the first, the first `overlap` inputs are only
+    context."""
     found = []
     for start in range(0, max(1, len(ids) - 1 - overlap), block_size - overlap):
         window = ids[start : start + block_size + 1]
@@ -70,20 +82,30 @@ def windows(ids: np.ndarray, block_size: int, overlap: int) -> list:
 
 
 def read_dataset(name: str, kind: str, trained: Trained) -> tuple:
-    """(examples, meta.json) of a prepared dataset's validation split: of a text the windows of training with
-    eval_tokens=0, and with its doc_mask. ValueError unless it is of this kind, and has the tokenizer of the model."""
+    """(examples, meta.json) of a prepared dataset's validation split: of a text the windows of
+    training with eval_tokens=0, and with its doc_mask. ValueError unless it is of this kind, and
+    has the tokenizer of the model."""
     meta = load_meta(name)
     if (reads := task_of_data(meta).reads) != "text":
-        raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
+        raise ValueError(
+            f"dataset {name} is of {reads}, and the model reads text: choose another dataset"
+        )
     if meta.get("kind", "text") != kind:
         held = {"text": "examples, whose answers are evaluated: use --tasks=answers"}
-        raise ValueError(f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}")
+        raise ValueError(
+            f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}"
+        )
     if not same_tokenizer(meta, trained.meta):
         theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
         other = f"has another tokenizer ({theirs}) than {trained.source} ({ours})"
         raise ValueError(f"dataset {name} {other}: prepare it with the model's, or name a file")
-    prepared, doc_mask = (PreparedText, trained.doc_mask) if kind == "text" else (PreparedExamples, True)
-    data, examples = prepared(name, trained.model.config.block_size, meta=meta, doc_mask=doc_mask), []
+    prepared, doc_mask = (
+        (PreparedText, trained.doc_mask) if kind == "text" else (PreparedExamples, True)
+    )
+    data, examples = (
+        prepared(name, trained.model.config.block_size, meta=meta, doc_mask=doc_mask),
+        [],
+    )
     for start in data.validation():
         x, y, *positions = (rows[0] for rows in data.val_batch(start[None], 1))
         begins = np.flatnonzero(positions[0] == 0)[1:] if doc_mask else []
@@ -95,20 +117,33 @@ def read_dataset(name: str, kind: str, trained: Trained) -> tuple:
 
 
 def open_answers(config: EvaluateConfig, trained: Trained) -> list:
-    """The sources of the conversations that `config.input` names: a file of records, each such file of a folder, or the
-    validation split of a prepared dataset."""
+    """The sources of the conversations that `config.input` names: a file of records, each such file
+    of a folder, or the validation split of a prepared dataset."""
     if trained.tokenizer.eot is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
-        raise ValueError(f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text")
+        raise ValueError(
+            f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text"
+        )
     name = read_path(config.input)
     is_folder = Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file()
     if not is_folder and not Path(name).is_file():
         if config.template:
             raise ValueError(f"template is for files of records: the dataset {name} has its own")
         examples, meta = read_dataset(name, "examples", trained)
-        return [as_source(name, examples, meta.get("template"), meta["splits"]["val"]["sha256"], config, trained)]
+        return [
+            as_source(
+                name,
+                examples,
+                meta.get("template"),
+                meta["splits"]["val"]["sha256"],
+                config,
+                trained,
+            )
+        ]
     notes = Notes()
-    files = [str(file) for _, file in find_files(Path(name), notes) if file.suffix.lower() in RECORDS]
+    files = [
+        str(file) for _, file in find_files(Path(name), notes) if file.suffix.lower() in RECORDS
+    ]
     if not files:
         raise ValueError(f"input {name} is no {', '.join(RECORDS)} file, and no folder with one")
     template = named_template(config.template) if config.template else template_of(trained.meta)
@@ -118,7 +153,9 @@ def open_answers(config: EvaluateConfig, trained: Trained) -> list:
     sources = []
     for file in files:
         found = conversations(Path(file), notes=notes)
-        examples = [answers_of(pair) for *_, pair in encode_all(found, trained.tokenizer, template, notes)]
+        examples = [
+            answers_of(pair) for *_, pair in encode_all(found, trained.tokenizer, template, notes)
+        ]
         sources.append(as_source(file, examples, asdict(template), sha256(file), config, trained))
     notes.print()
     return sources
@@ -131,13 +168,21 @@ def answers_of(pair: tuple) -> Example:
     return Example(ids[:-1], places, ids[1:][places])
 
 
-def as_source(name: str, examples: list, template: dict, digest: str, config, trained: Trained) -> Source:
-    """The source of conversations. ValueError where there are none, or one is longer than the model's context."""
+def as_source(
+    name: str, examples: list, template: dict, digest: str, config, trained: Trained
+) -> Source:
+    """The source of conversations. ValueError where there are none, or one is longer than the
+    model's context."""
     if not examples:
         raise ValueError(f"input {name} is empty: there are no records in it")
-    limit, longest = trained.model.config.block_size, max(len(example.inputs) for example in examples)
+    limit, longest = (
+        trained.model.config.block_size,
+        max(len(example.inputs) for example in examples),
+    )
     if longest > limit:
         what = f"examples of {name} are longer than {limit + 1} tokens, block_size+1 (the longest has {longest + 1:,})"
-        raise ValueError(f"{what}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
+        raise ValueError(
+            f"{what}: leave them out, as data/sft/prepare.py --max_tokens={limit} does"
+        )
     settings = dict(max_answer_tokens=config.max_answer_tokens, template=template, sha256=digest)
     return Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot)

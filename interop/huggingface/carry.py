@@ -1,8 +1,9 @@
-"""What an exported folder carries where `transformers` has no architecture for the network: the code, and config.json.
+"""What an exported folder carries where `transformers` has no architecture for the network: the
+code, and config.json.
 
-`transformers` copies from a folder only files that lie side by side and import each other by relative imports. So
-layers/slot.py becomes layers_slot.py, and `from layers.slot import Slot` becomes `from .layers_slot import Slot`. All
-else stays: a changed network is carried as it is.
+`transformers` copies from a folder only files that lie side by side and import each other by
+relative imports. So layers/slot.py becomes layers_slot.py, and `from layers.slot import Slot`
+becomes `from .layers_slot import Slot`. All else stays: a changed network is carried as it is.
 """
 
 import re
@@ -16,8 +17,8 @@ START = "interop.huggingface.modeling_nanodnt"  # the module that `transformers`
 
 
 def carried_files(root: Path = ROOT) -> dict:
-    """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by imports. ValueError for
-    an import that cannot be made relative."""
+    """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by
+    imports. ValueError for an import that cannot be made relative."""
     texts, wanted = {}, [START]
     while wanted:
         module = wanted.pop()
@@ -47,12 +48,23 @@ def carried_text(module: str, root: Path) -> tuple:
     left = re.search(r"^ *(?:from|import) .*(?<![.\w])(?:layers|model)\b.*", text, re.MULTILINE)
     if left:
         what = f"{module}: `{left[0].strip()}`"
-        raise ValueError(f"{what} cannot be exported: write `from folder.file import name`, on its own line")
+        raise ValueError(
+            f"{what} cannot be exported: write `from folder.file import name`, on its own line"
+        )
     return text, needed
 
 
 def network_config(config: GPTConfig) -> dict:
-    """The content of config.json, without the ids of special tokens and the dtype of the weights."""
+    """The content of config.json, without the ids of special tokens and the dtype of the
+    weights."""
     module = flat_name(START)
-    classes = {"AutoConfig": f"{module}.NanoDNTConfig", "AutoModelForCausalLM": f"{module}.NanoDNTForCausalLM"}
-    return dict(architectures=["NanoDNTForCausalLM"], auto_map=classes, model_type="nanodnt", network=asdict(config))
+    classes = {
+        "AutoConfig": f"{module}.NanoDNTConfig",
+        "AutoModelForCausalLM": f"{module}.NanoDNTForCausalLM",
+    }
+    return dict(
+        architectures=["NanoDNTForCausalLM"],
+        auto_map=classes,
+        model_type="nanodnt",
+        network=asdict(config),
+    )

@@ -1,6 +1,8 @@
-"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen2, Qwen3, Mixtral, Qwen3-MoE.
+"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen2, Qwen3, Mixtral,
+Qwen3-MoE.
 
-A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
+A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours
+under other names.
 """
 
 from typing import NamedTuple
@@ -19,8 +21,9 @@ class Family(NamedTuple):
     flags: dict  # the GPTConfig fields that it fixes
     sizes: dict  # {our field: their key} of those that it leaves open
     defaults: dict  # of keys that a config.json leaves out
-    # {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the block's number from
-    # 0, a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
+    # {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the
+    # block's number from 0, a second one in theirs the expert's: each expert has a matrix of its
+    # own there, and ours is the stack of them.
     modules: dict
     transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
     absent: tuple = ()  # how tensors are named that theirs lack, and that are 0 here
@@ -84,7 +87,8 @@ LLAMA = Family(
 QWEN2 = LLAMA._replace(  # it is read only: LLaMA, with all biases, holds what it holds
     architecture="Qwen2ForCausalLM",
     flags=LLAMA.flags | dict(bias=True),
-    defaults=LLAMA.defaults | dict(attention_bias=True, mlp_bias=True),  # what no config.json of it says
+    # what no config.json of it says
+    defaults=LLAMA.defaults | dict(attention_bias=True, mlp_bias=True),
     absent=("o_proj.bias", "gate_proj.bias", "up_proj.bias", "down_proj.bias"),
 )
 QWEN3 = LLAMA._replace(
@@ -112,31 +116,52 @@ QWEN3_MOE = MIXTRAL._replace(
     | {"layers.{}.mlp.gate": "blocks.{}.mlp.f.router"}
     | swiglu("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
 )
-FAMILIES = dict(gpt2=GPT2, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE)
-OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
-SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4's Qwen3-MoE}; both are written
+FAMILIES = dict(
+    gpt2=GPT2, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE
+)
+# keys that may be null: then they follow from the others
+OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")
+# {key: its name in version 4's Qwen3-MoE}; both are written
+SAME_KEYS = {"num_local_experts": "num_experts"}
 
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf"}  # GPT-2's, ours
 ACTIVATIONS |= {"relu": "relu", "relu2": "relu2"}
 
-# {their key: the value with which it changes nothing, as None does}. With another it is a part that our model lacks.
+# {their key: the value with which it changes nothing, as None does}. With another it is a part that
+# our model lacks.
 NEUTRAL = dict(quantization_config=None, add_cross_attention=False, scale_attn_weights=True)
-NEUTRAL |= dict(scale_attn_by_inverse_layer_idx=False, partial_rotary_factor=1.0, decoder_sparse_step=1)
+NEUTRAL |= dict(
+    scale_attn_by_inverse_layer_idx=False, partial_rotary_factor=1.0, decoder_sparse_step=1
+)
 NEUTRAL |= dict(mlp_only_layers=[], rope_type="default", type="default")  # the last two are of RoPE
 
 
 def missing_parts(theirs: dict, rope: dict) -> list:
-    """What a config.json (`theirs`), with these settings of RoPE, asks for that our model lacks, as "key=value"."""
-    found = [f"{key}={theirs[key]!s:.40}" for key in NEUTRAL if theirs.get(key) not in (None, NEUTRAL[key])]
+    """What a config.json (`theirs`), with these settings of RoPE, asks for that our model lacks, as
+    "key=value"."""
+    found = [
+        f"{key}={theirs[key]!s:.40}"
+        for key in NEUTRAL
+        if theirs.get(key) not in (None, NEUTRAL[key])
+    ]
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         found.append(f"sliding_window={theirs['sliding_window']}")
-    found += [f"layer_types with {name}" for name in theirs.get("layer_types") or () if name != "full_attention"]
-    own = {key: rope[key] for key in rope.keys() - {"rope_theta"} if rope[key] not in (None, NEUTRAL.get(key))}
+    found += [
+        f"layer_types with {name}"
+        for name in theirs.get("layer_types") or ()
+        if name != "full_attention"
+    ]
+    own = {
+        key: rope[key]
+        for key in rope.keys() - {"rope_theta"}
+        if rope[key] not in (None, NEUTRAL.get(key))
+    }
     return found + [f"RoPE with {own}"] * bool(own)
 
 
 def config_from_theirs(theirs: dict) -> GPTConfig:
-    """The GPTConfig of a config.json. ValueError, in one line, for a model that has parts ours lacks."""
+    """The GPTConfig of a config.json. ValueError, in one line, for a model that has parts ours
+    lacks."""
     kind = theirs.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
@@ -145,14 +170,24 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
     if lacking := missing_parts(theirs, rope):
         raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(lacking)}")
     family = FAMILIES[kind]
-    theirs = family.defaults | {key: theirs[other] for key, other in SAME_KEYS.items() if other in theirs} | theirs
-    if absent := [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]:
+    theirs = (
+        family.defaults
+        | {key: theirs[other] for key, other in SAME_KEYS.items() if other in theirs}
+        | theirs
+    )
+    if absent := [
+        key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL
+    ]:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
-    flags = family.flags | {ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None}
+    flags = family.flags | {
+        ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None
+    }
     if kind == "gpt2":
         function = theirs.get("activation_function", "gelu_new")
         if function not in ACTIVATIONS:
-            raise ValueError(f"activation_function={function} is not one of {', '.join(ACTIVATIONS)}")
+            raise ValueError(
+                f"activation_function={function} is not one of {', '.join(ACTIVATIONS)}"
+            )
         flags["mlp"] = ACTIVATIONS[function]
     else:
         attention, mlp = (bool(theirs.get(name)) for name in ("attention_bias", "mlp_bias"))
@@ -161,7 +196,9 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         if theirs["hidden_act"] not in ("silu", "swish"):
             raise ValueError(f"hidden_act={theirs['hidden_act']} is not silu")
         if attention != mlp:
-            raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has")
+            raise ValueError(
+                f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has"
+            )
     config = GPTConfig(**flags)
     config.check()
     if config.head_size * config.n_head == config.n_embd:
@@ -180,7 +217,10 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
         names = {ours: key for key, ours in reversed(ACTIVATIONS.items())}
         drop = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         return values | drop | dict(n_inner=config.ffn_width, activation_function=names[config.mlp])
-    rope = dict(rope_theta=config.rope_theta, rope_parameters=dict(rope_type="default", rope_theta=config.rope_theta))
+    rope = dict(
+        rope_theta=config.rope_theta,
+        rope_parameters=dict(rope_type="default", rope_theta=config.rope_theta),
+    )
     values |= rope | dict(hidden_act="silu", attention_bias=config.bias, mlp_bias=config.bias)
     values |= {other: values[key] for key, other in SAME_KEYS.items() if key in values}
     values |= dict(num_key_value_heads=config.n_kv_head or config.n_head, head_dim=config.head_dim)
@@ -188,25 +228,34 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
 
 
 def matches(config: GPTConfig, kind: str) -> list:
-    """[(names of theirs, names of ours, whether theirs are transposed)] of the tensors of a plain model of `kind`: one
-    of theirs has the rows of all of ours one after the other, or one of ours is the stack of all of theirs."""
+    """[(names of theirs, names of ours, whether theirs are transposed)] of the tensors of a plain
+    model of `kind`: one of theirs has the rows of all of ours one after the other, or one of ours
+    is the stack of all of theirs."""
     family, ours, found = FAMILIES[kind], GPT.empty(config).state_dict(), []
     for their_module, our_modules in family.modules.items():
         numbers = their_module.count("{}")
         for i in range(config.n_layer if numbers else 1):
-            theirs = [their_module.format(i, e) for e in range(config.n_expert if numbers == 2 else 1)]
+            theirs = [
+                their_module.format(i, e) for e in range(config.n_expert if numbers == 2 else 1)
+            ]
             modules = our_modules.format(*[i] * 3).split()
             for part in ("weight", "bias"):
                 own = "gain" if part == "weight" and f"{modules[0]}.gain" in ours else part
                 if f"{modules[0]}.{own}" in ours:
-                    names = [f"{module}.{part}" for module in theirs], [f"{module}.{own}" for module in modules]
-                    found.append((*names, family.transposed and part == "weight" and ".f." in modules[0]))
+                    names = (
+                        [f"{module}.{part}" for module in theirs],
+                        [f"{module}.{own}" for module in modules],
+                    )
+                    found.append(
+                        (*names, family.transposed and part == "weight" and ".f." in modules[0])
+                    )
     return found
 
 
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
-    """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
-    ValueError, which names the tensor, where one is missing, of another shape, or not known."""
+    """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the
+    vocabulary are zero. ValueError, which names the tensor, where one is missing, of another shape,
+    or not known."""
     wanted, found, left = GPT.empty(config).state_dict(), {}, dict(tensors)
     for theirs, ours, transposed in matches(config, kind):
         if missing := [name for name in theirs if name not in left]:
@@ -216,10 +265,16 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
             continue
         parts = [left.pop(name) for name in theirs]
         whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]
-        for name, part in zip(ours, (whole.T if transposed else whole).chunk(len(ours)), strict=True):
-            length = config.vocab_size if name in ("wte.weight", "head.weight") else len(wanted[name])
+        for name, part in zip(
+            ours, (whole.T if transposed else whole).chunk(len(ours)), strict=True
+        ):
+            length = (
+                config.vocab_size if name in ("wte.weight", "head.weight") else len(wanted[name])
+            )
             if part.shape != (length, *wanted[name].shape[1:]):
-                raise ValueError(f"the tensor {theirs[0]} is {list(whole.shape)}, which config.json does not allow")
+                raise ValueError(
+                    f"the tensor {theirs[0]} is {list(whole.shape)}, which config.json does not allow"
+                )
             rows = len(wanted[name]) - length
             found[name] = F.pad(part, (0, 0, 0, rows)) if rows else part
     if left:
@@ -228,7 +283,8 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
 
 
 def tensors_to_theirs(weights: dict, config: GPTConfig, kind: str) -> dict:
-    """Their tensors, with the family's prefix, from our state dict of a plain model; without padding rows."""
+    """Their tensors, with the family's prefix, from our state dict of a plain model; without
+    padding rows."""
     prefix, found = FAMILIES[kind].prefix, {}
     for theirs, ours, transposed in matches(config, kind):
         tensor = torch.cat([weights[name] for name in ours])

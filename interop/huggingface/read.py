@@ -1,4 +1,5 @@
-"""Other people's weights: a folder or a name of Hugging Face, as a GPTConfig, a state dict and a tokenizer."""
+"""Other people's weights: a folder or a name of Hugging Face, as a GPTConfig, a state dict and a
+tokenizer."""
 
 import re
 from pathlib import Path
@@ -10,13 +11,15 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.run.checkpoints import fingerprint
 from nanodnt.weights import Trained, empty_model_like, model_from_checkpoint
 
-UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
+# constants that old versions saved
+UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
 
 
 def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tuple:
-    """(GPTConfig, state dict in the files' precision, meta of the tokenizer or None where there is none) of the folder
-    `name`, or of the Hub's model, with a context of at most `block_size` tokens (0 = all of its own).
-    ValueError, in one line, where it cannot be fetched or read, or has parts that our model lacks."""
+    """(GPTConfig, state dict in the files' precision, meta of the tokenizer or None where there is
+    none) of the folder `name`, or of the Hub's model, with a context of at most `block_size` tokens
+    (0 = all of its own). ValueError, in one line, where it cannot be fetched or read, or has parts
+    that our model lacks."""
     folder = fetch(name)
     try:
         theirs = read_json(folder / "config.json")
@@ -25,7 +28,9 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
             problem = f"it is a run: train.py takes {folder / checkpoints[0]}, say"
             raise ValueError(f"{problem}; other commands a run without init_from")
         if (folder / "ckpt.pt").exists() and not theirs:
-            raise ValueError("its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md")
+            raise ValueError(
+                "its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md"
+            )
         if "model_type" not in theirs:
             raise ValueError("it has no config.json of a model")
         if theirs.get("model_type") == "nanodnt":
@@ -40,11 +45,16 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
             weights = tensors_from_theirs(tensors, config, theirs["model_type"])
         meta = read_tokenizer(folder)
         if meta and meta["vocab_size"] > config.vocab_size:
-            raise ValueError(f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}")
+            raise ValueError(
+                f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}"
+            )
     except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
-    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:  # no version writes such values
-        raise ValueError(f"{name} cannot be used: one of its .json files is damaged ({e})") from None
+    # no version writes such values
+    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:
+        raise ValueError(
+            f"{name} cannot be used: one of its .json files is damaged ({e})"
+        ) from None
     config.dropout = dropout
     if block_size and block_size < config.block_size:
         config.block_size = block_size
@@ -54,8 +64,8 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
 
 
 def load_pretrained(name: str, block_size: int = 0) -> Trained:
-    """The model and tokenizer of a folder or name of Hugging Face, with a context as in `read_pretrained`. ValueError
-    where there is no tokenizer."""
+    """The model and tokenizer of a folder or name of Hugging Face, with a context as in
+    `read_pretrained`. ValueError where there is no tokenizer."""
     if not is_pretrained(name):
         what = f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face"
         raise ValueError(f"{what}; a run is named without init_from")
@@ -67,7 +77,8 @@ def load_pretrained(name: str, block_size: int = 0) -> Trained:
 
 
 def read_tensors(folder: Path) -> dict:
-    """{name: tensor} of all safetensors files of a folder. ValueError where one is missing or damaged."""
+    """{name: tensor} of all safetensors files of a folder. ValueError where one is missing or
+    damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

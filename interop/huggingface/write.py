@@ -1,5 +1,6 @@
-"""A trained model as a folder that `transformers` loads: safetensors, config.json, tokenizer files. Where it is
-installed, it is seen to compute the same: that catches a network whose code was changed in a way no export sees."""
+"""A trained model as a folder that `transformers` loads: safetensors, config.json, tokenizer files.
+Where it is installed, it is seen to compute the same: that catches a network whose code was changed
+in a way no export sees."""
 
 import importlib.util
 import json
@@ -18,16 +19,20 @@ from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.files import make_folder, reason_of
 
-# Largest relative difference of the logits: the rounding of the products, and that of the weights in the files.
+# Largest relative difference of the logits: the rounding of the products, and that of the weights
+# in the files.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
-def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=torch.float32, check=True) -> tuple:
-    """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer that `meta` describes, to the new folder
-    `folder`, complete or not at all. Returns (architecture, whether `transformers` was seen to compute the same).
-    target "auto" takes an architecture of `transformers` where one computes the same, else "nanodnt", the network's own
-    code. `check`: load the folder with `transformers`, where that is installed, and compare.
-    ValueError where the folder exists, where the layout has a part that `target` lacks, or where the check fails."""
+def write_pretrained(
+    model: GPT, meta: dict, folder: Path, target="auto", dtype=torch.float32, check=True
+) -> tuple:
+    """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer that `meta` describes, to
+    the new folder `folder`, complete or not at all. Returns (architecture, whether `transformers`
+    was seen to compute the same). target "auto" takes an architecture of `transformers` where one
+    computes the same, else "nanodnt", the network's own code. `check`: load the folder with
+    `transformers`, where that is installed, and compare. ValueError where the folder exists, where
+    the layout has a part that `target` lacks, or where the check fails."""
     from huggingface_hub import save_torch_state_dict
 
     if folder.exists() or folder.is_symlink():
@@ -38,7 +43,10 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
     files = tokenizer_files(meta, model.config.block_size)
     files |= carried_files() if kind == "nanodnt" else {}
     config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
-    files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
+    files |= {
+        "config.json": json.dumps(config, indent=2),
+        "generation_config.json": json.dumps(ids, indent=2),
+    }
     make_folder(folder.parent, "--to")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
@@ -49,7 +57,8 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
             for name, text in files.items():
                 (partial / name).write_text(text, encoding="utf-8")
             for path in partial.glob("*.safetensors"):
-                shutil.copymode(partial / "config.json", path)  # the library lets nobody else read them
+                # the library lets nobody else read them
+                shutil.copymode(partial / "config.json", path)
             checked = check and compare_with_transformers(partial, model, kind, dtype)
             partial.rename(folder)
     except (OSError, SafetensorError) as e:
@@ -67,15 +76,23 @@ def convert(model: GPT, target: str) -> tuple:
         except NotPlain as e:
             reason = str(e)
     if target not in ("auto", "nanodnt"):
-        raise ValueError(f"--target={target} cannot hold this layout: {reason}; use --target=auto or nanodnt")
-    return "nanodnt", network_config(model.config), {f"network.{name}": t for name, t in model.state_dict().items()}
+        raise ValueError(
+            f"--target={target} cannot hold this layout: {reason}; use --target=auto or nanodnt"
+        )
+    return (
+        "nanodnt",
+        network_config(model.config),
+        {f"network.{name}": t for name, t in model.state_dict().items()},
+    )
 
 
 def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
-    """Load the folder, an export of `model` as `kind` in `dtype`, with `transformers`, and compare the logits. False
-    where it is not installed, or experts are rounded, which sends tokens to other experts; ValueError where it computes
-    something else, or cannot load the folder."""
-    if importlib.util.find_spec("transformers") is None or (model.config.n_expert and dtype != torch.float32):
+    """Load the folder, an export of `model` as `kind` in `dtype`, with `transformers`, and compare
+    the logits. False where it is not installed, or experts are rounded, which sends tokens to other
+    experts; ValueError where it computes something else, or cannot load the folder."""
+    if importlib.util.find_spec("transformers") is None or (
+        model.config.n_expert and dtype != torch.float32
+    ):
         return False
     try:
         found = difference(folder, model)
@@ -83,22 +100,28 @@ def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.
         what = f"transformers cannot load the export as {kind} ({reason_of(e)[:200]}), nothing was written"
         raise ValueError(f"{what}: --compare=False leaves the comparison out") from e
     if not found <= TOLERANCES[dtype]:
-        what = f"transformers computes something else from the export as {kind}, nothing was written"
+        what = (
+            f"transformers computes something else from the export as {kind}, nothing was written"
+        )
         raise ValueError(f"{what}: was the network changed? Try --target=nanodnt")
     return True
 
 
 @torch.no_grad()
 def difference(folder: Path, model: GPT) -> float:
-    """Largest difference between the logits of `model` and of the folder's, relative to the largest logit, in fp32, on
-    some random tokens."""
+    """Largest difference between the logits of `model` and of the folder's, relative to the largest
+    logit, in fp32, on some random tokens."""
     c = model.config
-    idx = torch.randint(c.vocab_size, (2, min(c.block_size, 64)), generator=torch.Generator().manual_seed(1))
+    idx = torch.randint(
+        c.vocab_size, (2, min(c.block_size, 64)), generator=torch.Generator().manual_seed(1)
+    )
     with torch.random.fork_rng(devices=[]):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+        theirs = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=True, dtype=torch.float32
+        )
         ours, found = model(idx)[0], theirs.eval()(idx).logits
     return ((found - ours).abs().max() / ours.abs().max().clamp(min=1e-30)).item()

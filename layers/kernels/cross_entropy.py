@@ -1,8 +1,9 @@
 """Cross-entropy of rows of logits, and its gradient in their place.
 
-A row is read twice, the second time from the L2 cache: with 32 warps a GPU holds two rows a multiprocessor, 27 MB of
-GPT-2's on an H100. What inductor makes of the plain code has four times as many instructions for a logit, two accurate
-exponentials among them, and these, not the memory, bound it."""
+A row is read twice, the second time from the L2 cache: with 32 warps a GPU holds two rows a
+multiprocessor, 27 MB of GPT-2's on an H100. What inductor makes of the plain code has four times as
+many instructions for a logit, two accurate exponentials among them, and these, not the memory,
+bound it."""
 
 import math
 
@@ -20,7 +21,8 @@ MAX_WARPS = 32
 def cross_entropy_kernel(
     logits, targets, losses, vocab_size, width, stride, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """One row, BLOCK logits at a time, AT_ONCE neighbours in a thread, which has a maximum and a sum of its own."""
+    """One row, BLOCK logits at a time, AT_ONCE neighbours in a thread, which has a maximum and a
+    sum of its own."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row).to(tl.int32)
@@ -58,8 +60,9 @@ def cross_entropy_kernel(
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Losses (n,) in nats, fp32, of logits (n, V) in fp32, bf16 or fp16, neighbours in memory, which become their
-    gradient. Only the first `vocab_size` logits count, and targets (n,) that are not −1."""
+    """Losses (n,) in nats, fp32, of logits (n, V) in fp32, bf16 or fp16, neighbours in memory,
+    which become their gradient. Only the first `vocab_size` logits count, and targets (n,) that are
+    not −1."""
     rows, width = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # a group of neighbours does not reach into the next row

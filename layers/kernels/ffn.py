@@ -1,7 +1,7 @@
 """The products of an FFN with GELU in their epilogue, for Hopper: the operators of layers/ffn.py.
 
-TMA moves tiles by descriptors that the host makes. Rows of a matrix must take a multiple of 16 bytes; what lies beyond
-its end is read as 0 and is not written."""
+TMA moves tiles by descriptors that the host makes. Rows of a matrix must take a multiple of 16
+bytes; what lies beyond its end is read as 0 and is not written."""
 
 import math
 
@@ -29,9 +29,11 @@ def gelu(h):
 
 @triton.jit
 def product_kernel(x, w, y, slope, M, N, K, GELU: tl.constexpr, DEPTH: tl.constexpr):
-    """With GELU: y, slope = gelu(x wᵀ), w (N, K). Else: y = (x w) ⊙ slope, w (K, N). x (M, K), y and slope (M, N)."""
+    """With GELU: y, slope = gelu(x wᵀ), w (N, K). Else: y = (x w) ⊙ slope, w (K, N). x (M, K), y
+    and slope (M, N)."""
     ROWS: tl.constexpr = y.block_shape[0]
-    HALF: tl.constexpr = y.block_shape[1]  # a tile has too many numbers for the registers of the epilogue
+    # a tile has too many numbers for the registers of the epilogue
+    HALF: tl.constexpr = y.block_shape[1]
     across = tl.cdiv(N, 2 * HALF)
     n_tiles = tl.cdiv(M, ROWS) * across
     for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), flatten=True):

@@ -6,8 +6,8 @@ python -m nanodnt.bench gpu-papers out/gpu         # 8 minutes: DyT's Table 7, D
 python -m nanodnt.bench cpu-check out/cpu          # up to an hour: our step beside nanoGPT's on a CPU
 python -m nanodnt.bench gpu-check out/try --tiny   # tiny models on a CPU: does every part run
 
-A part that takes too long is ended. An error ends its own part only; the last line names what failed,
-and the exit code is then 1. Figures of each part come as FOLDER/PART.json.
+A part that takes too long is ended. An error ends its own part only; the last line names what
+failed, and the exit code is then 1. Figures of each part come as FOLDER/PART.json.
 """
 
 import json
@@ -32,18 +32,28 @@ XL = "bench.py config/dnt_xl.py --micro_batch_size=8 --batch_size=32"
 PEAK = f"{XL} --compile=False --warmup=1 --repeats=1 --steps=2"
 NORMS = "bench.py config/dyt/7b.py --vary=norms --batch_size=1 --micro_batch_size=1"
 NORMS += " --vocab_size=32000 --dtype=bfloat16 --stream_dtype=bfloat16 --compile=blocks --repeats=4"
-SMALL = "bench.py config/shakespeare_char.py config/dnt/s1.py --norm=layernorm --n_layer=4 --n_head=4"
-SMALL += " --n_embd=128 --block_size=64 --batch_size=12 --dropout=0.0 --vocab_size=65 --compile=True"
+SMALL = (
+    "bench.py config/shakespeare_char.py config/dnt/s1.py --norm=layernorm --n_layer=4 --n_head=4"
+)
+SMALL += (
+    " --n_embd=128 --block_size=64 --batch_size=12 --dropout=0.0 --vocab_size=65 --compile=True"
+)
 SMALL += " --steps=30"
 LARGE = "bench.py config/gpt2_small.py --micro_batch_size=1 --compile=True --repeats=3 --steps=1"
 SCRIPTS = {  # {part: (seconds after which it is ended, our guess; arguments)}
     "gpu-check": {
-        "tests": (150, f"-m pytest -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}"),
+        "tests": (
+            150,
+            f"-m pytest -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}",
+        ),
         "gpt2": (140, f"{GPT2} --batch_size=32 --against=nanogpt"),
         "dnt": (100, f"{DNT} --batch_size=32"),
         "gpt2_64": (90, "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"),
         "xl": (120, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
-        "optimizers": (120, f"{DNT} --batch_size=512 --vary=optimizer=adamw,msgdw,muon,adam_mini --repeats=3"),
+        "optimizers": (
+            120,
+            f"{DNT} --batch_size=512 --vary=optimizer=adamw,msgdw,muon,adam_mini --repeats=3",
+        ),
         "accumulation": (70, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
     },
     "gpu-profile": {
@@ -70,7 +80,8 @@ TINY |= dict(micro_batch_size=2, repeats=1, steps=1, device="cpu", dtype="float3
 
 
 def run_part(command: str, figures: Path, seconds: float, tiny: bool) -> str:
-    """Run Python with this command; bench.py writes its figures to a file. Returns why it failed, or ""."""
+    """Run Python with this command; bench.py writes its figures to a file. Returns why it failed,
+    or ""."""
     words = shlex.split(command)
     if tiny and words[0] == "bench.py":
         flags = {f"--{name}": value for name, value in TINY.items()}
@@ -98,7 +109,8 @@ def run_script(name: str, folder: Path, tiny: bool) -> list[str]:
 
 
 def print_medians(folder: Path) -> None:
-    """Print the median speed of the processes of each size and step, by the figures in the folder."""
+    """Print the median speed of the processes of each size and step, by the figures in the
+    folder."""
     speeds = {}
     for part in SCRIPTS["cpu-check"]:
         if (figures := folder / f"{part}.json").exists():

@@ -1,4 +1,5 @@
-"""How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine slows all alike."""
+"""How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine
+slows all alike."""
 
 import gc
 import os
@@ -23,8 +24,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def seconds_per_call(run, n: int, device: torch.device) -> float:
-    """Mean seconds of n calls after an untimed one, which fills the caches. A GPU's queue is not empty when the timed
-    calls begin, so launches by the host add nothing to their time."""
+    """Mean seconds of n calls after an untimed one, which fills the caches. A GPU's queue is not
+    empty when the timed calls begin, so launches by the host add nothing to their time."""
     wait_for(device)
     run()
     if device.type == "cuda":
@@ -44,7 +45,8 @@ def seconds_per_call(run, n: int, device: torch.device) -> float:
 
 
 def seconds_of_phases(run, device: torch.device) -> Counter:
-    """{phase: its seconds} of run(on_phase_end), which calls that with the name of each phase at its end."""
+    """{phase: its seconds} of run(on_phase_end), which calls that with the name of each phase at
+    its end."""
     wait_for(device)
     seconds, last = Counter(), clock()
 
@@ -60,7 +62,8 @@ def seconds_of_phases(run, device: torch.device) -> Counter:
 
 
 def take_turns(runs: dict, setting: Setting) -> dict:
-    """{name: seconds of a call, by round}. In a round all take turns, in every second one in reverse order."""
+    """{name: seconds of a call, by round}. In a round all take turns, in every second one in
+    reverse order."""
     seconds = {name: [] for name in runs}
     for i in range(setting.bench.repeats):
         order = list(runs) if i % 2 == 0 else list(reversed(runs))
@@ -70,8 +73,8 @@ def take_turns(runs: dict, setting: Setting) -> dict:
 
 
 def build(name: str, make, setting: Setting) -> Variant:
-    """The Variant that make() returns, compiled and warm; on CUDA with its peak memory. ValueError, which names it, if
-    the memory is too small."""
+    """The Variant that make() returns, compiled and warm; on CUDA with its peak memory. ValueError,
+    which names it, if the memory is too small."""
     device = setting.env.device
     cuda = device.type == "cuda"
     gc.collect()
@@ -86,7 +89,9 @@ def build(name: str, make, setting: Setting) -> Variant:
             torch.cuda.reset_peak_memory_stats(device)
         warm = seconds_per_call(variant.run, setting.bench.warmup, device)
     except (MemoryError, RuntimeError) as e:
-        if isinstance(e, RuntimeError) and not re.search("out of memory|can't allocate memory", str(e)):
+        if isinstance(e, RuntimeError) and not re.search(
+            "out of memory|can't allocate memory", str(e)
+        ):
             raise
         fix = "time it alone, or with a lower --micro_batch_size"
         raise ValueError(f"{name}: out of memory, which variants share: {fix}") from None
@@ -98,7 +103,8 @@ def build(name: str, make, setting: Setting) -> Variant:
 
 
 def time_variants(variants: list[Variant], setting: Setting) -> None:
-    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds` and `parts`."""
+    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds`
+    and `parts`."""
     seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
     for i, variant in enumerate(variants):
         phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.steps)]
@@ -113,7 +119,8 @@ def speed_ratios(variant: Variant, reference: Variant) -> list[float]:
 
 
 def check_load(setting: Setting) -> list[str]:
-    """A warning if programs that run now keep more than a quarter of a core busy, beside a GPU half of all cores."""
+    """A warning if programs that run now keep more than a quarter of a core busy, beside a GPU half
+    of all cores."""
     allowed = 0.5 * (os.cpu_count() or 1) if setting.env.device.type == "cuda" else 0.25
     try:
         busy = os.getloadavg()[0]
@@ -121,4 +128,6 @@ def check_load(setting: Setting) -> list[str]:
         return []
     if busy <= allowed:
         return []
-    return [f"warning: {busy:.1f} CPU cores were busy in the last minute: if they still are, figures mean little"]
+    return [
+        f"warning: {busy:.1f} CPU cores were busy in the last minute: if they still are, figures mean little"
+    ]

@@ -15,9 +15,10 @@ NORMS = ("rmsnorm", "dyt", "none")  # the first is the reference; none is the id
 
 
 def time_norms(setting: Setting) -> dict:
-    """Time inference and training, without an optimizer, of the model with each norm, eager and, unless compile is
-    False, compiled. We read the paper's figure of all layers as the model's time less that with the identity, since
-    14.1 − 2.1 = 13.0 − 1.0 in its table. Returns the figures for --json."""
+    """Time inference and training, without an optimizer, of the model with each norm, eager and,
+    unless compile is False, compiled. We read the paper's figure of all layers as the model's time
+    less that with the identity, since 14.1 − 2.1 = 13.0 − 1.0 in its table. Returns the figures for
+    --json."""
     models = make_models(setting)
     batch = setting.first_micro_batch()
     rows = []
@@ -25,10 +26,14 @@ def time_norms(setting: Setting) -> dict:
         if way == "compiled":
             models = {norm: compile_parts(model) for norm, model in models.items()}
         for case, run in {"inference": infer, "training": train}.items():
-            times = take_turns({norm: partial(run, model, batch) for norm, model in models.items()}, setting)
+            times = take_turns(
+                {norm: partial(run, model, batch) for norm, model in models.items()}, setting
+            )
             seconds = {norm: statistics.median(rounds) for norm, rounds in times.items()}
             for norm in NORMS:
-                row = dict(norm=norm, case=case, way=way, rounds_s=times[norm], seconds=seconds[norm])
+                row = dict(
+                    norm=norm, case=case, way=way, rounds_s=times[norm], seconds=seconds[norm]
+                )
                 row["beyond_identity_s"] = seconds[norm] - seconds["none"]
                 row["ratio"] = seconds[norm] / seconds[NORMS[0]]
                 rows.append(row)
@@ -48,7 +53,8 @@ def describe(row: dict) -> dict:
 
 def make_models(setting: Setting) -> dict:
     """{norm: a model with it}, whose weights have the dtype of the products, as in the paper. The
-    models share their matrices, drawn once: a GPU of 80 GB holds those of a LLaMA 7B and their gradients once."""
+    models share their matrices, drawn once: a GPU of 80 GB holds those of a LLaMA 7B and their
+    gradients once."""
     models, matrices, env = {}, {}, setting.env
     for norm in NORMS:
         one = setting.with_norm(norm)

@@ -1,4 +1,5 @@
-"""What a benchmark measures and how: the flags of bench.py, and a configuration made ready to be timed."""
+"""What a benchmark measures and how: the flags of bench.py, and a configuration made ready to be
+timed."""
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,25 +21,30 @@ from nanodnt.tasks import open_data, resolve, task_of
 @dataclass
 class BenchConfig:
     # --- benchmark: what ---
-    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say optimizer=adamw,muon; or FILE,FILE,…, config files, say
-    #   config/dnt/s1.py,config/dnt/s5.py; or norms: the model's norms, as in DyT's Table 7. The first variant is the
-    #   reference. All share the memory
-    against: Literal["none", *KINDS] = "none"  # also time nanoGPT's step: as published, or with bf16 on a CPU too
+    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say optimizer=adamw,muon; or FILE,FILE,…,
+    #   config files, say config/dnt/s1.py,config/dnt/s5.py; or norms: the model's norms, as in
+    #   DyT's Table 7. The first variant is the reference. All share the memory
+    against: Literal["none", *KINDS] = "none"  # also time nanoGPT's step: as published, or with
+    #   bf16 on a CPU too
     only: Literal["ours", *KINDS] = "ours"  # whose step to time or profile alone
-    profile: bool = False  # write a trace of three steps; print the costliest kernels, and the time by kind of kernel
-    data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
-    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. Of images: random ones,
-    #   the same in every step, of the flags' size, or ImageNet's
+    profile: bool = False  # write a trace of three steps; print the costliest kernels, and the time
+    #   by kind of kernel
+    data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset
+    #   needed; the vocabulary is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256
+    #   tokens on average. Of images: random ones, the same in every step, of the flags' size, or
+    #   ImageNet's
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     # --- benchmark: how ---
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
     steps: int = 0  # timed steps of a variant in a round, after an untimed one; 0 = 10, on a GPU 20
     # --- benchmark: output ---
-    json: PathName = ""  # a file for all figures, each round's too, with versions, command line and git commit
+    json: PathName = ""  # a file for all figures, each round's too, with versions, command line and
+    #   git commit
 
     def check(self):
-        """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path is seen now."""
+        """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path
+        is seen now."""
         for name, least in dict(warmup=1, repeats=1, steps=0, accumulation=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -56,8 +62,8 @@ class BenchConfig:
 class Setting:
     """A configuration to be timed, its defaults filled in. The batch of a timed step:
 
-    `micro` sequences, or images, at a time, `accumulation` of these, `rows` in all. `full_accumulation` is what the
-    whole batch_size would need."""
+    `micro` sequences, or images, at a time, `accumulation` of these, `rows` in all.
+    `full_accumulation` is what the whole batch_size would need."""
 
     model_config: GPTConfig
     config: TrainConfig
@@ -65,7 +71,8 @@ class Setting:
     env: Env
 
     def __post_init__(self):
-        """ValueError for a missing dataset, unless data=random, and for what is not for a model of images."""
+        """ValueError for a missing dataset, unless data=random, and for what is not for a model of
+        images."""
         self.task = task_of(self.model_config)
         nanogpt = self.bench.against != "none" or self.bench.only != "ours"
         if nanogpt and (self.config.doc_mask or self.task.reads != "text"):
@@ -76,13 +83,17 @@ class Setting:
             try:
                 meta = load_meta(self.config.dataset, verify=False)
             except ValueError as e:
-                raise ValueError(f"{e}; or time on random {self.task.reads}: --data=random") from None
+                raise ValueError(
+                    f"{e}; or time on random {self.task.reads}: --data=random"
+                ) from None
         self.meta, _ = resolve(self.model_config, self.config, meta)
         if self.bench.data == "dataset":
             self.task.check_data(self.config.dataset, meta, None, self.model_config)
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory
-        self.micro, self.full_accumulation = split_batch(self.config.batch_size, self.config.micro_batch_size, 1)
+        self.micro, self.full_accumulation = split_batch(
+            self.config.batch_size, self.config.micro_batch_size, 1
+        )
         self.accumulation = self.bench.accumulation or self.full_accumulation
         self.rows = self.micro * self.accumulation
         self.steps = self.bench.steps or (20 if self.env.device.type == "cuda" else 10)
@@ -93,7 +104,9 @@ class Setting:
             return self
         unset = {f.name: f.default for f in fields(GPTConfig) if f.name.startswith("dyt_")}
         model_config = replace(self.model_config, norm=norm, **unset)
-        return Setting(model_config=model_config, config=self.config, bench=self.bench, env=self.env)
+        return Setting(
+            model_config=model_config, config=self.config, bench=self.bench, env=self.env
+        )
 
     @cached_property
     def dataset(self):
@@ -106,7 +119,9 @@ class Setting:
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host, as the dataset gives it."""
         if self.bench.data == "random":
-            return self.env.pin(*self.task.random_batch(self.config, self.model_config, self.rows, step))
+            return self.env.pin(
+                *self.task.random_batch(self.config, self.model_config, self.rows, step)
+            )
         return self.env.pin(*self.dataset.batch(step, self.rows))
 
     def first_micro_batch(self) -> tuple:

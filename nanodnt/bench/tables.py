@@ -25,9 +25,17 @@ def format_ms(seconds: float) -> str:
 def header(setting: Setting) -> dict:
     """What is measured, and on which machine."""
     model_config, config, env = setting.model_config, setting.config, setting.env
-    kernels = choose_kernels(config.kernels, env.device, env.dtype)[1] if config.compile else "none (not compiled)"
+    kernels = (
+        choose_kernels(config.kernels, env.device, env.dtype)[1]
+        if config.compile
+        else "none (not compiled)"
+    )
     full = setting.full_accumulation
-    batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
+    batch = (
+        "the whole batch_size"
+        if setting.accumulation == full
+        else f"batch_size={config.batch_size} needs {full}"
+    )
     rows = f"{setting.micro} {setting.task.row_noun} of {model_config.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
@@ -84,7 +92,9 @@ def steps_row(row: dict) -> dict:
         "ms/step": format_ms(row["step_s"]),
         "rounds": f"{format_ms(min(rounds))}…{format_ms(max(rounds))}",
         "MFU": "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}",
-        "memory": "n/a" if row["peak_mem_bytes"] is None else f"{row['peak_mem_bytes'] / 1e9:.3g} GB",
+        "memory": "n/a"
+        if row["peak_mem_bytes"] is None
+        else f"{row['peak_mem_bytes'] / 1e9:.3g} GB",
         "compile s": "n/a" if row["compile_s"] is None else f"{row['compile_s']:.1f}",
         f"× {row['reference']} (rounds)": f"{row['ratio']:.3f} ({row['ratio_min']:.3f}…{row['ratio_max']:.3f})",
     }

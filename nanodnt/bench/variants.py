@@ -73,12 +73,16 @@ def our_variant(name: str, setting: Setting) -> Variant:
         trainer.on_phase_end = on_phase_end
         training_step(trainer, batch)
 
-    compiled = hasattr(step_model, "_orig_mod") or "loss" in vars(step_model)  # with compile=auto it may have failed
-    return Variant(name, setting, step, model, optimizer, env.dtype, compile_s if compiled else None)
+    # with compile=auto it may have failed
+    compiled = hasattr(step_model, "_orig_mod") or "loss" in vars(step_model)
+    return Variant(
+        name, setting, step, model, optimizer, env.dtype, compile_s if compiled else None
+    )
 
 
 def nanogpt_variant(name: str, kind: str, setting: Setting) -> Variant:
-    """The step of nanoGPT; `kind` is one of nanogpt.KINDS. Compiled, as published, unless compile is False."""
+    """The step of nanoGPT; `kind` is one of nanogpt.KINDS. Compiled, as published, unless compile
+    is False."""
     device, config = setting.env.device, setting.config
     model = nanogpt.NanoGPT(setting.model_config).to(device)
     bf16 = device.type == "cuda" or kind == "nanogpt-bf16"
@@ -87,21 +91,27 @@ def nanogpt_variant(name: str, kind: str, setting: Setting) -> Variant:
     step = nanogpt.make_step(
         torch.compile(model) if compiled else model,  # compiles at the first step
         optimizer,
-        nanogpt.make_get_batch(find_tokens(setting), setting.micro, setting.model_config.block_size, device),
+        nanogpt.make_get_batch(
+            find_tokens(setting), setting.micro, setting.model_config.block_size, device
+        ),
         setting.accumulation,
         bf16,
         partial(lr_at, config=config),
         device,
     )
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return Variant(name, setting, step, model, optimizer, dtype, compile_s=0.0 if compiled else None)
+    return Variant(
+        name, setting, step, model, optimizer, dtype, compile_s=0.0 if compiled else None
+    )
 
 
 def find_tokens(setting: Setting) -> np.ndarray:
     """What nanoGPT reads: the tokens of the dataset, or random ones."""
     if setting.bench.data == "random":
         n = max(1 << 20, 2 * setting.model_config.block_size)
-        return np.random.default_rng(0).integers(setting.model_config.vocab_size, size=n, dtype=np.uint32)
+        return np.random.default_rng(0).integers(
+            setting.model_config.vocab_size, size=n, dtype=np.uint32
+        )
     file = Path(setting.meta["splits"]["train"]["file"]).name
     dtype = np.dtype(setting.meta["dtype"]).newbyteorder("<")
     return np.memmap(folder_of(setting.config.dataset) / file, dtype, mode="r")

@@ -1,4 +1,5 @@
-"""Check a prepared dataset against its checksums and print its meta.json: python -m nanodnt.data pystdlib"""
+"""Check a prepared dataset against its checksums and print its meta.json: python -m nanodnt.data
+pystdlib"""
 
 import json
 import math
@@ -10,9 +11,12 @@ from nanodnt.script import run
 
 
 def main(argv: list) -> None:
-    """Print what the one dataset in `argv` is. SystemExit if it is not one. ValueError as of `load_meta`."""
+    """Print what the one dataset in `argv` is. SystemExit if it is not one. ValueError as of
+    `load_meta`."""
     if len(argv) != 1 or argv[0].startswith("-"):
-        sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
+        sys.exit(
+            "usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)"
+        )
     meta = load_meta(read_path(argv[0]), max_hashed_bytes=math.inf)
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
     print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))

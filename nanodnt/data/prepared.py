@@ -1,5 +1,5 @@
-"""What every kind of dataset shares: files, the order of an epoch, evenly spaced validation rows, reading ahead; and
-what texts and examples share: rows of token ids."""
+"""What every kind of dataset shares: files, the order of an epoch, evenly spaced validation rows,
+reading ahead; and what texts and examples share: rows of token ids."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,34 +12,48 @@ from nanodnt.data.meta import folder_of, load_meta
 class PreparedData:
     """A prepared dataset, a row of which is `block_size` tokens for the network.
 
-    A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they are, in words,
-    `describe()`; and reads them: `batch(step, batch_size, rows)` and `val_batch(chosen, size)` give arrays, inputs
-    first, targets second (−1 does not count), then what else the network takes. Files are read, not mapped."""
+    A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they
+    are, in words, `describe()`; and reads them: `batch(step, batch_size, rows)` and
+    `val_batch(chosen, size)` give arrays, inputs first, targets second (−1 does not count), then
+    what else the network takes. Files are read, not mapped."""
 
     n_train: int
     n_val: int
-    stride = shifts = 1  # a row is read from its number · stride on, in an epoch further by one of so many shifts
+    # a row is read from its number · stride on, in an epoch further by one of so many shifts
+    stride = shifts = 1
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
+    def __init__(
+        self,
+        name: str,
+        block_size: int,
+        seed: int = 1337,
+        meta: dict | None = None,
+        doc_mask: bool = False,
+    ):
         self.meta = meta or load_meta(name)  # a given one was verified
         self.name, self.block_size, self.seed, self.doc_mask = name, block_size, seed, doc_mask
         self.splits = {split: self.meta["splits"][split] for split in ("train", "val")}
         self.files = {split: self._open(part["file"]) for split, part in self.splits.items()}
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
-        """What the validation rows are read from, for `val_batch`: evenly spaced, at most `eval_tokens` (0 = all)."""
-        wanted = min(self.n_val, max(1, eval_tokens // self.block_size)) if eval_tokens else self.n_val
+        """What the validation rows are read from, for `val_batch`: evenly spaced, at most
+        `eval_tokens` (0 = all)."""
+        wanted = (
+            min(self.n_val, max(1, eval_tokens // self.block_size)) if eval_tokens else self.n_val
+        )
         return np.arange(wanted, dtype=np.int64) * self.n_val // wanted * self.stride
 
     def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int | None:
-        """How many targets of the whole batch of `step` count in the loss; None: all. `offset`: see `_draw`."""
+        """How many targets of the whole batch of `step` count in the loss; None: all. `offset`: see
+        `_draw`."""
         return None
 
     def _draw(self, step: int, batch_size: int, part=slice(None), offset: int = 0) -> np.ndarray:
-        """What the rows `part` of the batch of `step` are read from: without replacement within an epoch.
+        """What the rows `part` of the batch of `step` are read from: without replacement within an
+        epoch.
 
-        The batch begins `step * batch_size + offset` rows after the start of the first epoch. The offset is 0 unless
-        steps before had another batch size."""
+        The batch begins `step * batch_size + offset` rows after the start of the first epoch. The
+        offset is 0 unless steps before had another batch size."""
         index = step * batch_size + offset + np.arange(batch_size, dtype=np.int64)[part]
         epoch, position = np.divmod(index, self.n_train)
         chosen = np.empty_like(index)
@@ -61,19 +75,25 @@ class PreparedData:
 
     def _check_length(self, file, raw, expected):
         if len(raw) != expected:
-            raise ValueError(f"{file.name} became shorter during the run; prepare {self.name!r} again")
+            raise ValueError(
+                f"{file.name} became shorter during the run; prepare {self.name!r} again"
+            )
 
 
 class Tokens(PreparedData):
-    """A prepared dataset of token ids: `batch` gives inputs, targets and, with doc_mask, each input's position in its
-    document; int64 arrays (rows, block_size). Targets of -1 do not count in the loss. A kind has `_rows` to read."""
+    """A prepared dataset of token ids: `batch` gives inputs, targets and, with doc_mask, each
+    input's position in its document; int64 arrays (rows, block_size). Targets of -1 do not count in
+    the loss. A kind has `_rows` to read."""
 
-    def batch(self, step: int, batch_size: int, rows: slice = slice(None), offset: int = 0) -> tuple:
+    def batch(
+        self, step: int, batch_size: int, rows: slice = slice(None), offset: int = 0
+    ) -> tuple:
         """Rows `rows` of the batch of `step` (from 0). `offset`: see `_draw`."""
         return self._rows("train", self._draw(step, batch_size, rows, offset))
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
-        """Some rows of `validation`. Further rows, up to `size`, have targets -1: evaluation batches have one shape."""
+        """Some rows of `validation`. Further rows, up to `size`, have targets -1: evaluation
+        batches have one shape."""
         x = np.zeros((size, self.block_size), np.int64)
         batch = (x, np.full_like(x, -1), x + np.arange(self.block_size))[: 2 + self.doc_mask]
         if len(chosen):
@@ -92,7 +112,8 @@ class Tokens(PreparedData):
 
 
 class Prefetch:
-    """Call it with a step for the result of fetch(step); a thread then already works on that of the next step.
+    """Call it with a step for the result of fetch(step); a thread then already works on that of the
+    next step.
 
     An exception in fetch is raised by the call for its step."""
 
@@ -111,10 +132,11 @@ class Prefetch:
 
 
 def permutation(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where a pseudorandom permutation of range(n) maps `index`; the permutation itself is never stored.
+    """Where a pseudorandom permutation of range(n) maps `index`; the permutation itself is never
+    stored.
 
-    A Feistel network permutes range(4ᵏ), the next power of four from n on. It is applied until the value is below n:
-    that restricts it to a permutation of range(n)."""
+    A Feistel network permutes range(4ᵏ), the next power of four from n on. It is applied until the
+    value is below n: that restricts it to a permutation of range(n)."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     keys = [np.uint64(mix(key + r)) for r in range(1, 9)]

@@ -8,9 +8,10 @@ from nanodnt.data.prepared import Tokens
 class PreparedText(Tokens):
     """A prepared text cut into windows of `block_size` + 1 tokens.
 
-    Training windows of one epoch do not overlap and are drawn in a pseudorandom order without replacement. Every epoch
-    moves the window boundaries and has another order. With `doc_mask` batches have positions, which begin at 0 in each
-    document; the rest of a document that began before the window is one too."""
+    Training windows of one epoch do not overlap and are drawn in a pseudorandom order without
+    replacement. Every epoch moves the window boundaries and has another order. With `doc_mask`
+    batches have positions, which begin at 0 in each document; the rest of a document that began
+    before the window is one too."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
@@ -23,7 +24,8 @@ class PreparedText(Tokens):
         self.opening = self._opening_token() if self.doc_mask else None
         self.n_train = max(1, (tokens["train"] - T) // T)  # windows of an epoch
         self.n_val = (tokens["val"] - 1) // T
-        self.stride, self.shifts = T, min(T, tokens["train"] - self.n_train * T)  # of windows in the text
+        # of windows in the text
+        self.stride, self.shifts = T, min(T, tokens["train"] - self.n_train * T)
 
     def describe(self) -> str:
         return f"{self.n_train:,} windows an epoch"
@@ -34,8 +36,9 @@ class PreparedText(Tokens):
         return (x, y, document_positions(x, self.opening)) if self.doc_mask else (x, y)
 
     def _opening_token(self):
-        """The token that opens each document: the first of the tokenizer's `start`, else end of text, which stands
-        behind a document and is the first that a model reads of the next. ValueError where there is neither."""
+        """The token that opens each document: the first of the tokenizer's `start`, else end of
+        text, which stands behind a document and is the first that a model reads of the next.
+        ValueError where there is neither."""
         from nanodnt.data.tokenizer import parse_json, start_of
 
         kind = self.meta["tokenizer"]
@@ -48,7 +51,7 @@ class PreparedText(Tokens):
 
 
 def document_positions(x: np.ndarray, opening: int) -> np.ndarray:
-    """Position of each token of x (rows, T) in its document, int64: how far behind the last `opening` it stands, or
-    behind the start of its row where that comes later."""
+    """Position of each token of x (rows, T) in its document, int64: how far behind the last
+    `opening` it stands, or behind the start of its row where that comes later."""
     index = np.arange(x.shape[1], dtype=np.int64)
     return index - np.maximum.accumulate(np.where(x == opening, index, 0), axis=1)

@@ -1,4 +1,5 @@
-"""Optimizers and schedules. registry.py says how to add an optimizer; docs/optimizers.md has recipes and sources."""
+"""Optimizers and schedules. registry.py says how to add an optimizer; docs/optimizers.md has
+recipes and sources."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -10,8 +11,18 @@ from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
 
-for file in iter_modules(__path__):  # every file that lies here, by name: optimizers register themselves
+# every file that lies here, by name: optimizers register themselves
+for file in iter_modules(__path__):
     import_module(f"{__name__}.{file.name}")
 
-__all__ = ["OPTIMIZERS", "RATIOS", "RULES", "Optimizer", "describe_groups", "fill_defaults", "load_optimizer", "lr_at"]
+__all__ = [
+    "OPTIMIZERS",
+    "RATIOS",
+    "RULES",
+    "Optimizer",
+    "describe_groups",
+    "fill_defaults",
+    "load_optimizer",
+    "lr_at",
+]
 __all__ += ["make_optimizer", "notes", "rate_notes", "state_bytes"]

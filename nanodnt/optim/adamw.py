@@ -18,15 +18,38 @@ def options(config, role, model):
 
 
 def state(p, group):
-    return dict(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+    return dict(
+        step=torch.zeros((), device=p.device),
+        exp_avg=torch.zeros_like(p),
+        exp_avg_sq=torch.zeros_like(p),
+    )
 
 
 def step(work, grad_scale, found_inf):
     for group, params, grads, states in work:
-        m, v, steps = ([local_shard(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-        params, grads, (beta1, beta2) = list(map(local_shard, params)), list(map(local_shard, grads)), group["betas"]
-        numbers = dict(lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"])
+        m, v, steps = (
+            [local_shard(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step")
+        )
+        params, grads, (beta1, beta2) = (
+            list(map(local_shard, params)),
+            list(map(local_shard, grads)),
+            group["betas"],
+        )
+        numbers = dict(
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
         update_adamw(params, grads, m, v, steps, grad_scale, found_inf, **numbers)
 
 
-register("adamw", options, state, step, defaults=dict(learning_rate=6e-4, weight_decay=0.1), ratios=RATIOS)
+register(
+    "adamw",
+    options,
+    state,
+    step,
+    defaults=dict(learning_rate=6e-4, weight_decay=0.1),
+    ratios=RATIOS,
+)

@@ -1,9 +1,11 @@
-"""The rule of the routers' biases, with every optimizer: balance=bias (Wang et al., arXiv 2408.15664, algorithm 1).
+"""The rule of the routers' biases, with every optimizer: balance=bias (Wang et al., arXiv
+2408.15664, algorithm 1).
 
     b ← b − u sign(load − mean load)
 
-The load of an expert is how often the last batch chose it, over all processes. It comes as the gradient of b (see
-layers/moe.py), so micro batches and processes add it up like any other. u is the constant `balance_rate`. No state.
+The load of an expert is how often the last batch chose it, over all processes. It comes as the
+gradient of b (see layers/moe.py), so micro batches and processes add it up like any other. u is the
+constant `balance_rate`. No state.
 """
 
 import torch

@@ -2,10 +2,11 @@
 
     w ← w (1 − ηλ);   m ← g at first, then μ m + (1 − dampening) g;   w ← w − η m,  or − η (g + μ m) with Nesterov
 
-By default this is the paper's momentum SGD, m ← μ m + g (sec. 2), with the decoupled decay of timm's sgdw, which the
-paper uses (App. C): the order and the first step are timm's. State: 4 bytes a parameter. As long as all gradients of a
-tensor have been exactly zero, its next one still counts as the first (this matters to dampening only).
-Defaults: the paper's language models, GPT-2 and L-DNT (Table 5).
+By default this is the paper's momentum SGD, m ← μ m + g (sec. 2), with the decoupled decay of
+timm's sgdw, which the paper uses (App. C): the order and the first step are timm's. State: 4 bytes
+a parameter. As long as all gradients of a tensor have been exactly zero, its next one still counts
+as the first (this matters to dampening only). Defaults: the paper's language models, GPT-2 and
+L-DNT (Table 5).
 """
 
 import torch
@@ -26,7 +27,10 @@ def state(p, group):
 
 def step(work, grad_scale, found_inf):
     for group, params, grads, states in work:
-        shards, momenta = shard_group(params[0]), [local_shard(s["momentum_buffer"]) for s in states]
+        shards, momenta = (
+            shard_group(params[0]),
+            [local_shard(s["momentum_buffer"]) for s in states],
+        )
         params, grads = list(map(local_shard, params)), list(map(local_shard, grads))
         scale = grad_scale
         if group["dampening"]:  # then the kernel gets copies
@@ -39,8 +43,12 @@ def step(work, grad_scale, found_inf):
             shares = 1 - group["dampening"] * started
             grads = [g * share for g, share in zip(grads, shares, strict=True)]
         numbers = {key: group[key] for key in ("lr", "weight_decay", "momentum", "nesterov")}
-        update_sgd(params, grads, momenta, scale, found_inf, can_compile(group, params[0]), **numbers)
+        update_sgd(
+            params, grads, momenta, scale, found_inf, can_compile(group, params[0]), **numbers
+        )
 
 
 DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)
-register("msgdw", options, state, step, defaults=DEFAULTS, uses_betas=False, like=lambda config: "sgd")
+register(
+    "msgdw", options, state, step, defaults=DEFAULTS, uses_betas=False, like=lambda config: "sgd"
+)

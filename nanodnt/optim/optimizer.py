@@ -1,4 +1,5 @@
-"""The optimizer: parameter groups, each updated by the rule that it names. Its state, and loading it."""
+"""The optimizer: parameter groups, each updated by the rule that it names. Its state, and loading
+it."""
 
 import torch
 
@@ -9,7 +10,8 @@ from nanodnt.optim.registry import RULES
 class Optimizer(torch.optim.Optimizer):
     """Groups as `make_groups` makes them. The state of every parameter exists from the start."""
 
-    # Set for the rules (see registry.py) by `update` of nanodnt/engine.py. Named as in torch's fused kernels.
+    # Set for the rules (see registry.py) by `update` of nanodnt/engine.py. Named as in torch's
+    # fused kernels.
     grad_scale = None  # (): what the gradients of this step are to be divided by
     found_inf = None  # (): whether they are not finite; bool, or a number that is not 0 then
 
@@ -27,13 +29,17 @@ class Optimizer(torch.optim.Optimizer):
         return saved
 
     def gradients(self) -> list:
-        """The gradients that are a derivative of the loss: all but the loads that the balance rule is given."""
-        params = [p for group in self.param_groups if group["rule"] != "balance" for p in group["params"]]
+        """The gradients that are a derivative of the loss: all but the loads that the balance rule
+        is given."""
+        params = [
+            p for group in self.param_groups if group["rule"] != "balance" for p in group["params"]
+        ]
         return [p.grad for p in params if p.grad is not None]
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update every parameter that has a gradient. Those without one keep their values and their state."""
+        """Update every parameter that has a gradient. Those without one keep their values and their
+        state."""
         work = {}
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -46,15 +52,25 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def load_optimizer(optimizer, saved: dict, step: int) -> None:
-    """Load the state dict that was saved after `step` steps, parameter by parameter; LR, betas and decay stay as set.
-    ValueError, before anything is changed, if the state belongs to other parameters or another optimizer."""
+    """Load the state dict that was saved after `step` steps, parameter by parameter; LR, betas and
+    decay stay as set. ValueError, before anything is changed, if the state belongs to other
+    parameters or another optimizer."""
     groups = optimizer.param_groups
-    fresh = {n: optimizer.state[p] for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)}
+    fresh = {
+        n: optimizer.state[p]
+        for g in groups
+        for n, p in zip(g["param_names"], g["params"], strict=True)
+    }
     try:
         names = [name for group in saved["param_groups"] for name in group["param_names"]]
         states = {names[i]: state for i, state in saved["state"].items()}
-        fits = sorted(names) == sorted(fresh) and (states.keys() == fresh.keys() or not states and step == 0)
-        fits = fits and all(describe_tensors(state) == describe_tensors(fresh[name]) for name, state in states.items())
+        fits = sorted(names) == sorted(fresh) and (
+            states.keys() == fresh.keys() or not states and step == 0
+        )
+        fits = fits and all(
+            describe_tensors(state) == describe_tensors(fresh[name])
+            for name, state in states.items()
+        )
     except (KeyError, TypeError, AttributeError, IndexError):
         fits = False
     if not fits:

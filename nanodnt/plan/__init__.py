@@ -1,1 +1,2 @@
-"""What a configuration comes to before anything is trained: equations, counts, memory, learning rates, a plan."""
+"""What a configuration comes to before anything is trained: equations, counts, memory, learning
+rates, a plan."""

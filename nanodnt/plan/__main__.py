@@ -1,4 +1,5 @@
-"""What a configuration comes to: equations, parameters, FLOPs, memory, learning rates. Nothing is trained.
+"""What a configuration comes to: equations, parameters, FLOPs, memory, learning rates. Nothing is
+trained.
 
 python model.py config/dnt_small.py
 python model.py config/dnt_small.py --lns=norm --residual_init=plain
@@ -16,7 +17,15 @@ from configurator import configure
 from layers import rules
 from layers.roles import ROLES
 from model import GPTConfig, Transformer
-from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
+from nanodnt.optim import (
+    OPTIMIZERS,
+    describe_groups,
+    fill_defaults,
+    lr_at,
+    make_optimizer,
+    notes,
+    state_bytes,
+)
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
 from nanodnt.run.errors import reports_errors
@@ -26,20 +35,26 @@ from nanodnt.tasks import resolve, task_of
 
 
 def read_command(argv: list, *schemas) -> tuple:
-    """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an instance of each further
-    schema. Model and optimizer are on the meta device."""
-    (model_config, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=__doc__)
+    """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an
+    instance of each further schema. Model and optimizer are on the meta device."""
+    (model_config, config, *others), _ = configure(
+        GPTConfig, TrainConfig, *schemas, argv=argv, description=__doc__
+    )
     _, source = task_of(model_config).placeholder_meta(model_config)
     meta, model = resolve(model_config, config)
     stands_in = source and "splits" not in meta
-    remark = f"; {source}, since dataset {config.dataset!r} is not prepared here" if stands_in else ""
+    remark = (
+        f"; {source}, since dataset {config.dataset!r} is not prepared here" if stands_in else ""
+    )
     return model, make_optimizer(model, config), config, remark, *others
 
 
 def describe_size(model: Transformer, remark: str = "") -> list:
     """Two lines: the model's sizes, and its vocabulary or images, followed by the `remark`."""
     c = model.config
-    heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
+    heads = f"{c.n_head} heads of {c.head_dim}" + (
+        f", {c.n_kv_head} for k and v" if c.n_kv_head else ""
+    )
     ffn = f"FFN {c.ffn_width}"
     if c.n_expert:
         shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
@@ -49,7 +64,8 @@ def describe_size(model: Transformer, remark: str = "") -> list:
 
 
 def describe_parameters(model: Transformer, input_gains: str) -> list:
-    """A table: tensors, parameters and their share, by role; with experts also the active ones, which a token meets."""
+    """A table: tensors, parameters and their share, by role; with experts also the active ones,
+    which a token meets."""
     roles, active, total = model.roles(input_gains), model.active_numel(), model.num_params()
     rows = [("role", "tensors", "parameters", "share", "active")]
     for role in (role for role in ROLES if role in roles.values()):
@@ -62,7 +78,10 @@ def describe_parameters(model: Transformer, input_gains: str) -> list:
 
 def describe_memory(model: Transformer) -> list:
     """A table: fp32 weights, gradients and state under each optimizer with its defaults."""
-    weights, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
+    weights, rows = (
+        4 * model.num_params(),
+        [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")],
+    )
     for name in OPTIMIZERS:
         config = TrainConfig(optimizer=name)
         fill_defaults(config)
@@ -73,11 +92,14 @@ def describe_memory(model: Transformer) -> list:
 
 
 def describe_gains(optimizer) -> list:
-    """A line for each weight decay of scale vectors: which have it, and how many tensors those are in all blocks."""
+    """A line for each weight decay of scale vectors: which have it, and how many tensors those are
+    in all blocks."""
     found = {}
     for group in optimizer.param_groups:
         if group["role"] in ("gain_in", "gain_out"):
-            places = [re.sub(r"blocks\.\d+\.|\bf\.|\.\w+$", "", name) for name in group["param_names"]]
+            places = [
+                re.sub(r"blocks\.\d+\.|\bf\.|\.\w+$", "", name) for name in group["param_names"]
+            ]
             found.setdefault(group["weight_decay"], Counter()).update(places)
     lines = []
     for decay, counts in sorted(found.items()):
@@ -87,7 +109,8 @@ def describe_gains(optimizer) -> list:
 
 
 def describe_rates(optimizer, config: TrainConfig) -> list:
-    """A table: the learning rate of each group (rows) at the updates where its schedule turns (columns)."""
+    """A table: the learning rate of each group (rows) at the updates where its schedule turns
+    (columns)."""
     end, warmup = config.lr_decay_iters, config.warmup_iters
     turns = {1, warmup, warmup + 1, (warmup + end) // 2, end, config.max_iters}
     if config.schedule == "wsd":
@@ -117,7 +140,8 @@ def main() -> None:
 
 
 def describe_all(model: Transformer, optimizer, config: TrainConfig) -> list:
-    """Lines: equations, parameters, FLOPs, memory, groups of the optimizer, learning rates, notes."""
+    """Lines: equations, parameters, FLOPs, memory, groups of the optimizer, learning rates,
+    notes."""
     return [
         *describe_network(model),
         *(f"note: {note}" for note in rules.notes(model.config)),

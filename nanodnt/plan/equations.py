@@ -1,4 +1,5 @@
-"""The network as equations, in text. Everything is read from the model that was built, nothing from its flags."""
+"""The network as equations, in text. Everything is read from the model that was built, nothing from
+its flags."""
 
 import re
 from itertools import groupby
@@ -22,7 +23,8 @@ LEGEND = {  # symbol: its meaning; {} = its initial values
     "α": "learned scalar of DyT, {} at first",
     "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
 }
-CONSTANT = r"«([^»]*)»"  # equations mark their constants, so that blocks can be compared without them
+# equations mark their constants, so that blocks can be compared without them
+CONSTANT = r"«([^»]*)»"
 
 
 def symbol(slot: Slot) -> str | None:
@@ -35,7 +37,8 @@ def symbol(slot: Slot) -> str | None:
 
 
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
-    """The slot applied to `x`, as text. Every constant is marked, «0.7071», also those that are 1."""
+    """The slot applied to `x`, as text. Every constant is marked, «0.7071», also those that are
+    1."""
     x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
     if slot.norm == "dyt":
         alpha = "α" if isinstance(slot.alpha, torch.nn.Parameter) else f"{slot.alpha:.4g}"
@@ -52,8 +55,12 @@ def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
 
 def linear_equation(linear: Linear, name: str, x: str) -> str:
     """out( W pre(x) + b ) as text; `name` is the matrix's symbol."""
-    y = (f"g·{name}/σ({name})" if isinstance(linear, SigmaReparam) else name) + f" {equation(linear.pre, x)}"
-    return equation(linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None)
+    y = (
+        f"g·{name}/σ({name})" if isinstance(linear, SigmaReparam) else name
+    ) + f" {equation(linear.pre, x)}"
+    return equation(
+        linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None
+    )
 
 
 def mlp_equation(config: GPTConfig, mlp, e: str = "") -> str:
@@ -85,7 +92,9 @@ def mixture_equations(config: GPTConfig, moe) -> list:
 def block_equations(config: GPTConfig, block) -> list:
     """The lines of one block, constants still marked."""
     head, mlp = block.attn.f, block.mlp.f
-    rotated = (" per head" if config.qk_norm else "") + (", rotated (RoPE)" if config.pos == "rope" else "")
+    rotated = (" per head" if config.qk_norm else "") + (
+        ", rotated (RoPE)" if config.pos == "rope" else ""
+    )
     q = equation(head.q_norm, linear_equation(head.q, "Wq", "u")) + rotated
     k = equation(head.k_norm, linear_equation(head.k, "Wk", "u")) + rotated
     v = linear_equation(head.v, "Wv", "u")
@@ -95,8 +104,16 @@ def block_equations(config: GPTConfig, block) -> list:
     lines = []
     for residual, name, steps in ((block.attn, "attention", attention), (block.mlp, "ffn", ffn)):
         branch = equation(residual.mid, f"{name}({equation(residual.pre, 'x')})")
-        total = equation(residual.post, f"{equation(residual.skip, 'x').replace('γ', 'ω')} + {branch}", is_sum=True)
-        lines += [f"x ← {total}", *(f"    {step}" for step in steps[:-1]), f"    {name}(u) = {steps[-1]}"]
+        total = equation(
+            residual.post,
+            f"{equation(residual.skip, 'x').replace('γ', 'ω')} + {branch}",
+            is_sum=True,
+        )
+        lines += [
+            f"x ← {total}",
+            *(f"    {step}" for step in steps[:-1]),
+            f"    {name}(u) = {steps[-1]}",
+        ]
     return lines
 
 
@@ -108,11 +125,21 @@ def simplify(line: str) -> str:
 
 
 def describe_blocks(config: GPTConfig, blocks) -> list:
-    """Lines for all blocks. Neighbours that differ only in constants are written once, with the constants listed."""
-    lines, numbered = [], [(i + 1, block_equations(config, block)) for i, block in enumerate(blocks)]
-    for _, group in groupby(numbered, key=lambda pair: [re.sub(CONSTANT, "«»", line) for line in pair[1]]):
+    """Lines for all blocks. Neighbours that differ only in constants are written once, with the
+    constants listed."""
+    lines, numbered = (
+        [],
+        [(i + 1, block_equations(config, block)) for i, block in enumerate(blocks)],
+    )
+    for _, group in groupby(
+        numbered, key=lambda pair: [re.sub(CONSTANT, "«»", line) for line in pair[1]]
+    ):
         numbers, versions = zip(*group, strict=True)
-        lines.append(f"block {numbers[0]}:" if len(numbers) == 1 else f"blocks {numbers[0]} to {numbers[-1]}:")
+        lines.append(
+            f"block {numbers[0]}:"
+            if len(numbers) == 1
+            else f"blocks {numbers[0]} to {numbers[-1]}:"
+        )
         names = {}  # of constants that change from block to block: values → name
         for same_line in zip(*versions, strict=True):
             columns = list(zip(*(re.findall(CONSTANT, line) for line in same_line), strict=True))
@@ -120,13 +147,19 @@ def describe_blocks(config: GPTConfig, blocks) -> list:
                 if len(set(values)) > 1:
                     names.setdefault(values, f"c{len(names) + 1}")
             constants = iter([names.get(values, values[0]) for values in columns])
-            lines.append("    " + simplify(re.sub(CONSTANT, lambda _, c=constants: f"«{next(c)}»", same_line[0])))
-        lines += [f"    {name} = {', '.join(values)}, block by block" for values, name in names.items()]
+            lines.append(
+                "    "
+                + simplify(re.sub(CONSTANT, lambda _, c=constants: f"«{next(c)}»", same_line[0]))
+            )
+        lines += [
+            f"    {name} = {', '.join(values)}, block by block" for values, name in names.items()
+        ]
     return lines
 
 
 def describe_network(model: Transformer) -> list:
-    """The network from token ids, or patches, to logits, an equation a line; then its symbols and initial weights."""
+    """The network from token ids, or patches, to logits, an equation a line; then its symbols and
+    initial weights."""
     x, last = "wte[token]", equation(model.final_norm, "x")
     if not model.config.causal:  # patches see each other
         x, pooled = linear_equation(model.patch, "Wpatch", "patch"), "mean over patches"
@@ -138,7 +171,11 @@ def describe_network(model: Transformer) -> list:
         if slot.norm != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
     logits = f"Wte {last}" if model.head is None else linear_equation(model.head, "Whead", last)
-    lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks), simplify(f"logits = {logits}")]
+    lines = [
+        f"x ← {simplify(x)}",
+        *describe_blocks(model.config, model.blocks),
+        simplify(f"logits = {logits}"),
+    ]
     return [*lines, *describe_symbols(model), *describe_init(model)]
 
 
@@ -170,7 +207,11 @@ def describe_symbols(model: Transformer) -> list:
     found = {}
     for name, value in initial_values(model):
         found.setdefault(name, set()).add(value)
-    return [f"{name}: {text.format(number_range(found[name]))}" for name, text in LEGEND.items() if name in found]
+    return [
+        f"{name}: {text.format(number_range(found[name]))}"
+        for name, text in LEGEND.items()
+        if name in found
+    ]
 
 
 def describe_init(model: Transformer) -> list:

@@ -1,7 +1,9 @@
-"""Bytes that a training step needs beside weights and optimizer state, counted and not estimated by formula.
+"""Bytes that a training step needs beside weights and optimizer state, counted and not estimated by
+formula.
 
-The training step of nanodnt/engine.py runs on the meta device, where tensors have shapes but no contents. Every storage
-is counted from the operator that makes it until it is freed. So any layout, optimizer or loss is counted as it is.
+The training step of nanodnt/engine.py runs on the meta device, where tensors have shapes but no
+contents. Every storage is counted from the operator that makes it until it is freed. So any layout,
+optimizer or loss is counted as it is.
 """
 
 from functools import cache, partial
@@ -21,13 +23,16 @@ NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
 
 
 class Memory(TorchDispatchMode):
-    """Counts the bytes of all storages that operators make while this mode is on, until they are freed.
+    """Counts the bytes of all storages that operators make while this mode is on, until they are
+    freed.
 
-    `now` is their sum; `count_as_gradient` moves a storage from `now` to `gradients`. After each operator a row
-    (phase, gradients, now) is added to `rows`. Storages of before, and views, add nothing.
+    `now` is their sum; `count_as_gradient` moves a storage from `now` to `gradients`. After each
+    operator a row (phase, gradients, now) is added to `rows`. Storages of before, and views, add
+    nothing.
 
-    `dry` is for meta tensors: operators that return nothing (the fused updates of lists of tensors) are skipped, and
-    reading a number gives 0. Neither could run on meta tensors, and neither makes a storage."""
+    `dry` is for meta tensors: operators that return nothing (the fused updates of lists of tensors)
+    are skipped, and reading a number gives 0. Neither could run on meta tensors, and neither makes
+    a storage."""
 
     def __init__(self, dry: bool = True):
         super().__init__()
@@ -49,7 +54,8 @@ class Memory(TorchDispatchMode):
         return result
 
     def register(self, tree, new: bool) -> None:
-        """Note the storages of tensors that are seen for the first time. They count if an operator has made them."""
+        """Note the storages of tensors that are seen for the first time. They count if an operator
+        has made them."""
         for tensor in tree_leaves(tree):
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -74,14 +80,16 @@ class Memory(TorchDispatchMode):
 
 
 def fused_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False):
-    """Attention as one operator. Like a GPU's kernels it keeps q, k, v, the result and one fp32 number a row; on meta
-    tensors torch would take the plain formula and keep all scores."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal)[0]
+    """Attention as one operator. Like a GPU's kernels it keeps q, k, v, the result and one fp32
+    number a row; on meta tensors torch would take the plain formula and keep all scores."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, dropout_p, is_causal
+    )[0]
 
 
 def trace(model, optimizer, grad_clip: float, checkpointing: bool, micro: int) -> list:
-    """Rows (phase, gradients, other bytes) after each operator of a training step of one micro batch, and before the
-    loss. The phases are forward, loss, backward, clip, optimizer."""
+    """Rows (phase, gradients, other bytes) after each operator of a training step of one micro
+    batch, and before the loss. The phases are forward, loss, backward, clip, optimizer."""
     model.runtime.checkpointing = checkpointing
     batch, compute_loss = model.example(micro), model.loss
     memory = Memory(dry=batch[0].is_meta)
@@ -96,12 +104,15 @@ def trace(model, optimizer, grad_clip: float, checkpointing: bool, micro: int) -
         memory.phase = "forward"
         return result
 
-    hooks = [p.register_post_accumulate_grad_hook(memory.count_as_gradient) for p in model.parameters()]
+    hooks = [
+        p.register_post_accumulate_grad_hook(memory.count_as_gradient) for p in model.parameters()
+    ]
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     trainer = Trainer(model, optimizer, scaler, micro, grad_clip, on_phase_end=enter_next_phase)
     with (
         patch.object(F, "scaled_dot_product_attention", fused_attention),
-        patch.object(dist, "is_initialized", lambda: False),  # so that the optimizer sends no messages
+        # so that the optimizer sends no messages
+        patch.object(dist, "is_initialized", lambda: False),
         patch.object(model, "loss", loss_as_a_phase),
         memory,
     ):
@@ -118,7 +129,8 @@ class Held(NamedTuple):
     weights: int
     gradients: int
     state: int
-    extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of the last backward pass
+    extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of the last
+    #   backward pass
     accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
 
 
@@ -131,15 +143,17 @@ class Peak(NamedTuple):
 
 
 class StepMemory:
-    """The peak of a training step, for any micro batch, with or without activation checkpointing."""
+    """The peak of a training step, for any micro batch, with or without activation
+    checkpointing."""
 
     def __init__(self, model, optimizer, config, checkpointing: bool):
         self.trace = cache(partial(trace, model, optimizer, config.grad_clip, checkpointing))
-        self.row_bytes = total_bytes(model.example(1))  # inputs and targets are on the device from the step's start
+        # inputs and targets are on the device from the step's start
+        self.row_bytes = total_bytes(model.example(1))
 
     def peak(self, micro: int, share: int, held: Held) -> Peak:
-        """The moment when the most is held, in a step of `share` rows. If these are more than one micro batch,
-        gradients of an earlier one exist from the start."""
+        """The moment when the most is held, in a step of `share` rows. If these are more than one
+        micro batch, gradients of an earlier one exist from the start."""
         rows = self.trace(micro)
         accumulates = micro < share
         all_gradients = max(gradients for _, gradients, _ in rows)

@@ -1,4 +1,5 @@
-"""How a run is split over GPUs, by the bytes that a step needs: DDP or FSDP2, what FSDP keeps, the micro batch."""
+"""How a run is split over GPUs, by the bytes that a step needs: DDP or FSDP2, what FSDP keeps, the
+micro batch."""
 
 import math
 from bisect import bisect_left
@@ -13,11 +14,18 @@ from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Held, Peak, StepMemory, state_tensors, total_bytes
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Split, possible_parallel
-from nanodnt.run.parallel import block_matrices, choose_shard_size, gathered_dtype, own_head, padded_numel
+from nanodnt.run.parallel import (
+    block_matrices,
+    choose_shard_size,
+    gathered_dtype,
+    own_head,
+    padded_numel,
+)
 
 BUSY = 4096  # tokens of a micro batch that keep a GPU busy: our choice
-# Of what is counted as kept for the backward pass, compiled code keeps at least this share: our choice, below the 0.58
-# of GPT-2 and the 0.55 of DNT that were measured on an H100 (docs/results/speed.md).
+# Of what is counted as kept for the backward pass, compiled code keeps at least this share: our
+# choice, below the 0.58 of GPT-2 and the 0.55 of DNT that were measured on an H100
+# (docs/results/speed.md).
 COMPILED = 0.5
 
 
@@ -33,30 +41,36 @@ class Way(NamedTuple):
 def one_gpu(model, optimizer) -> Way:
     """One process that holds everything."""
     weights = total_bytes(model.parameters())
-    held = Held(weights + total_bytes(model.buffers()), weights, total_bytes(state_tensors(optimizer)))
+    held = Held(
+        weights + total_bytes(model.buffers()), weights, total_bytes(state_tensors(optimizer))
+    )
     return Way("one GPU", "none", True, held)
 
 
 def ddp(model, optimizer, config, gpus: int) -> Way:
-    """Everything in each process. By blocks buckets hold the gradients all the time; as one graph gradients are sent
-    after the backward pass, in a copy of which they are views afterwards."""
+    """Everything in each process. By blocks buckets hold the gradients all the time; as one graph
+    gradients are sent after the backward pass, in a copy of which they are views afterwards."""
     held = one_gpu(model, optimizer).held
     messages = message_bytes(optimizer, gpus)
     if choose_blocks(config, model, "ddp", gpus)[0]:
-        buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), held.gradients)
+        buckets = dict.fromkeys(
+            ("forward", "loss", "backward", "clip", "optimizer"), held.gradients
+        )
         buckets["optimizer"] += messages
         return Way("DDP", "ddp", True, held._replace(gradients=0, extra=buckets))
-    return Way("DDP", "ddp", True, held._replace(extra=dict(reduction=held.gradients, optimizer=messages)))
+    return Way(
+        "DDP", "ddp", True, held._replace(extra=dict(reduction=held.gradients, optimizer=messages))
+    )
 
 
 def fsdp(model, optimizer, config, gpus: int, keep: bool) -> Way:
     """A shard in each process, and what is gathered: an upper bound, by our inference.
 
-    The root group is gathered from the start of a step to its end, then its gradients are reduced. Blocks are gathered
-    one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next
-    one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
-    those of the block before, or of the head, which are being reduced. ValueError if fsdp_shard_size does not divide
-    `gpus`."""
+    The root group is gathered from the start of a step to its end, then its gradients are reduced.
+    Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the
+    matrices of one block, and those of the next one twice, gathered and copied out. In the backward
+    pass it also holds the gradients of that block, and in fp32 those of the block before, or of the
+    head, which are being reduced. ValueError if fsdp_shard_size does not divide `gpus`."""
     n = choose_shard_size(config.fsdp_shard_size, gpus)
     parameters, head = list(model.parameters()), own_head(model)
     itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
@@ -95,27 +109,32 @@ def list_ways(parallel: str, model, optimizer, config, gpus: int) -> list[Way]:
 
 
 def shard_bytes(tensors, n: int) -> int:
-    """The size of the largest shard of n processes. Tensors without dimensions are on every process."""
+    """The size of the largest shard of n processes. Tensors without dimensions are on every
+    process."""
     return sum(t.element_size() * (shard_numel(t, n) if t.ndim else 1) for t in tensors)
 
 
 def message_bytes(optimizer, gpus: int) -> int:
-    """The size of Muon's messages under DDP: for the two largest shapes of matrices, the updates that a process sends
-    and those that it receives. Other optimizers send none."""
+    """The size of Muon's messages under DDP: for the two largest shapes of matrices, the updates
+    that a process sends and those that it receives. Other optimizers send none."""
     sizes = []
     for group in optimizer.param_groups:
         if group["rule"] == "muon":
             itemsize = getattr(torch, group["ns_dtype"]).itemsize
             for shape, count in Counter(p.shape for p in group["params"]).items():
-                sent = math.ceil(count / gpus)  # as many matrices as the process sends that owns the most
+                # as many matrices as the process sends that owns the most
+                sent = math.ceil(count / gpus)
                 sizes.append(itemsize * math.prod(shape) * sent * (gpus + 1))
     return sum(sorted(sizes)[-2:])
 
 
 def largest_micro_batch(step: StepMemory, way: Way, share: int, limit: float) -> int:
-    """The largest divisor of `share`, the rows of one process, whose peak is within `limit` bytes; else 1."""
+    """The largest divisor of `share`, the rows of one process, whose peak is within `limit` bytes;
+    else 1."""
     valid = divisors(share)
-    n_fit = bisect_left(valid, True, key=lambda micro: step.peak(micro, share, way.held).total > limit)
+    n_fit = bisect_left(
+        valid, True, key=lambda micro: step.peak(micro, share, way.held).total > limit
+    )
     return valid[max(n_fit - 1, 0)]
 
 
@@ -139,24 +158,29 @@ def busy_micro_batch(block_size: int, share: int) -> int:
 def count_step(model, config, env) -> tuple:
     """(an empty copy of the model as `env` computes it, its optimizer, StepMemory)."""
     model = prepare_model(type(model).empty(model.config), config, env, torch.device("meta"))
-    optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
+    # after prepare_model, which sets the dtype of Muon's products
+    optimizer = make_optimizer(model, config)
     return model, optimizer, StepMemory(model, optimizer, config, config.activation_checkpointing)
 
 
 def choose_split(model, config, env, limit: float) -> Split:
-    """How a run of the empty `model` is split over the processes of `env`, each with a GPU that has `limit` bytes for
-    tensors.
+    """How a run of the empty `model` is split over the processes of `env`, each with a GPU that has
+    `limit` bytes for tensors.
 
-    Of the ways that `config.parallel` allows, it is the one with the fewest messages in which a micro batch fits that
-    is set, or has BUSY tokens; then, if none is set, the largest micro batch that fits. The count is of the eager step:
-    an upper bound for compiled ones. ValueError if it would not fit, not even compiled, by `least_bytes`; unless
-    must_fit is False."""
+    Of the ways that `config.parallel` allows, it is the one with the fewest messages in which a
+    micro batch fits that is set, or has BUSY tokens; then, if none is set, the largest micro batch
+    that fits. The count is of the eager step: an upper bound for compiled ones. ValueError if it
+    would not fit, not even compiled, by `least_bytes`; unless must_fit is False."""
     given = config.micro_batch_size
     share = math.prod(split_batch(config.batch_size, given, env.world_size))
     copy, optimizer, step = count_step(model, config, env)
     kinds = possible_parallel(config.parallel, env)
-    ways = [way for kind in kinds for way in list_ways(kind, copy, optimizer, config, env.world_size)]
-    way = choose_way(step, ways, share, given or busy_micro_batch(model.config.block_size, share), limit)
+    ways = [
+        way for kind in kinds for way in list_ways(kind, copy, optimizer, config, env.world_size)
+    ]
+    way = choose_way(
+        step, ways, share, given or busy_micro_batch(model.config.block_size, share), limit
+    )
     micro = given or largest_micro_batch(step, way, share, limit)
     peak = step.peak(micro, share, way.held)
     memory = f"{peak.total / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
@@ -173,8 +197,8 @@ def choose_split(model, config, env, limit: float) -> Split:
 
 
 def least_bytes(peak: Peak, config) -> float:
-    """What is needed at least of what was counted, where the step may be compiled. (Checkpointing keeps no more than it
-    must.)"""
+    """What is needed at least of what was counted, where the step may be compiled. (Checkpointing
+    keeps no more than it must.)"""
     if config.compile is False or config.activation_checkpointing:
         return peak.total
     return peak.total - (1 - COMPILED) * peak.parts["kept for the backward"]

@@ -1,1 +1,2 @@
-"""What a run needs around its loop: device, processes, compilation, stopping, and the files of the run directory."""
+"""What a run needs around its loop: device, processes, compilation, stopping, and the files of the
+run directory."""

@@ -1,4 +1,5 @@
-"""This process: its rank, device and precision, what it settles with the other processes, and when it is to stop."""
+"""This process: its rank, device and precision, what it settles with the other processes, and when
+it is to stop."""
 
 import os
 import re
@@ -20,7 +21,8 @@ from layers import cores
 from nanodnt.run import signals
 from nanodnt.run.hardware import keep_freed_memory, unusable_gpu
 
-GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
+# what torchrun tells its processes
+GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Env:
     timeout: timedelta | None = None  # a process that has waited this long for another gives up
     control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
-    closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
+    closing: list = field(default_factory=list)  # functions to call before the process group is
+    #   destroyed
     began: float = field(default_factory=time.perf_counter)
     trained: float = 0.0  # seconds of training since then
     asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
@@ -45,10 +48,12 @@ class Env:
         return self.rank == 0
 
     def print(self, *args) -> None:
-        """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run continues silently."""
+        """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run
+        continues silently."""
         if self.is_main:
             try:
-                print(" ".join(map(str, args)) + "\n", end="", flush=True)  # in one piece, even if unbuffered
+                # in one piece, even if unbuffered
+                print(" ".join(map(str, args)) + "\n", end="", flush=True)
             except OSError:
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for the rest of the process
 
@@ -61,12 +66,15 @@ class Env:
         return value.item() > 0
 
     def any_rank_before(self, flag: bool) -> bool:
-        """`any_rank` of the call before, which has arrived meanwhile, so that nobody waits; of the first call, False.
-        Without other processes, `flag`. All ranks must call it."""
+        """`any_rank` of the call before, which has arrived meanwhile, so that nobody waits; of the
+        first call, False. Without other processes, `flag`. All ranks must call it."""
         if not self.distributed:
             return flag
         before, value = self.asked, torch.tensor(float(flag))
-        self.asked = value, dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control, async_op=True)
+        self.asked = (
+            value,
+            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control, async_op=True),
+        )
         if before is None:
             return False
         before[1].wait()
@@ -85,15 +93,23 @@ class Env:
         return everyone
 
     def check_same(self, settings: dict) -> None:
-        """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks must call it."""
+        """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks
+        must call it."""
         everyone = self.gather(settings)
-        different = [name for name, value in settings.items() if any(other[name] != value for other in everyone)]
+        different = [
+            name
+            for name, value in settings.items()
+            if any(other[name] != value for other in everyone)
+        ]
         if different:
-            raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
+            raise ValueError(
+                f"processes have different {', '.join(different)}: start all of them with one command"
+            )
 
     def set_matmul_precision(self) -> bool:
-        """Multiply fp32 matrices in TF32 if the run's dtype is float32, on GPUs that have it (Ampere and newer). A bf16
-        run keeps fp32 for what it computes in fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
+        """Multiply fp32 matrices in TF32 if the run's dtype is float32, on GPUs that have it
+        (Ampere and newer). A bf16 run keeps fp32 for what it computes in fp32.
+        NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
         tf32 = self.device.type == "cuda" and self.dtype == torch.float32
         tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
@@ -103,7 +119,8 @@ class Env:
 
     def pin(self, *arrays) -> tuple:
         """NumPy arrays as tensors on the host, in pinned memory where the device is a GPU."""
-        tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]  # one layout: no recompilation
+        # one layout: no recompilation
+        tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
         return tuple(t.pin_memory() if self.device.type == "cuda" else t for t in tensors)
 
     def put(self, *tensors) -> tuple:
@@ -128,8 +145,13 @@ class Split(NamedTuple):
 
 
 def choose_device(name: str, local_rank: int = 0) -> tuple:
-    """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the machine lacks it."""
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the
+    machine lacks it."""
+    found = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     reason, unusable = "as asked", name.startswith(("auto", "cuda")) and unusable_gpu()
     if unusable:
         raise ValueError(unusable)
@@ -140,7 +162,9 @@ def choose_device(name: str, local_rank: int = 0) -> tuple:
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"device={name!r} is unknown: allowed are auto, cpu, cuda, cuda:N, mps")
     if not found[kind]:
-        raise ValueError(f"device={name} was asked for, but this machine has none: use --device=auto or cpu")
+        raise ValueError(
+            f"device={name} was asked for, but this machine has none: use --device=auto or cpu"
+        )
     if kind != "cuda":
         return torch.device(kind), reason
     index = int(index or local_rank)
@@ -151,8 +175,8 @@ def choose_device(name: str, local_rank: int = 0) -> tuple:
 
 
 def choose_dtype(name: str, device: torch.device) -> tuple:
-    """(torch.dtype, reason) of the matrix multiplications. auto is bf16 where the hardware has it (emulation does not
-    count), else fp16 with loss scaling on a GPU, else fp32."""
+    """(torch.dtype, reason) of the matrix multiplications. auto is bf16 where the hardware has it
+    (emulation does not count), else fp16 with loss scaling on a GPU, else fp32."""
     if name != "auto":
         return getattr(torch, name), "as asked"
     if device.type == "cuda":
@@ -167,14 +191,20 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
 
 
 def possible_parallel(setting: str, env) -> list[str]:
-    """What a run can be under `parallel`: of none, ddp, fsdp, the one with the fewest messages first. ValueError for a
-    setting that does not fit how the processes were started."""
+    """What a run can be under `parallel`: of none, ddp, fsdp, the one with the fewest messages
+    first. ValueError for a setting that does not fit how the processes were started."""
     if env.distributed and setting == "none" and env.world_size > 1:
-        raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
+        raise ValueError(
+            f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto"
+        )
     if not env.distributed and setting in ("ddp", "fsdp"):
-        raise ValueError(f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …")
+        raise ValueError(
+            f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …"
+        )
     if setting == "fsdp" and env.dtype == torch.float16:
-        raise ValueError("parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp")
+        raise ValueError(
+            "parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp"
+        )
     if setting != "auto":
         return [setting]
     if not env.distributed:
@@ -184,8 +214,8 @@ def possible_parallel(setting: str, env) -> list[str]:
 
 @contextmanager
 def environment(device: str, dtype: str, timeout_s: int):
-    """The Env of this process: device, precision and, under torchrun, the process group, which is destroyed at the end,
-    but not after an exception: see `end_with`."""
+    """The Env of this process: device, precision and, under torchrun, the process group, which is
+    destroyed at the end, but not after an exception: see `end_with`."""
     group = find_group()
     distributed = group is not None
     rank, world_size, local_rank = group or (0, 1, 0)
@@ -194,16 +224,23 @@ def environment(device: str, dtype: str, timeout_s: int):
         torch.cuda.set_device(chosen)  # before everything else that asks for the current device
     compute, dtype_reason = choose_dtype(dtype, chosen)
     env = Env(rank, world_size, chosen, compute, distributed)
-    if chosen.type == "cpu":  # free there, and compiled runs repeat bit by bit (no atomic additions in random order)
+    # free there, and compiled runs repeat bit by bit (no atomic additions in random order)
+    if chosen.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         keep_freed_memory()
     try:
         if distributed:
             join_processes(env, timeout_s)
-        name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
+        name = (
+            torch.cuda.get_device_name(chosen)
+            if chosen.type == "cuda"
+            else f"{torch.get_num_threads()} threads"
+        )
         dtype_reason += "; products in TF32" if env.set_matmul_precision() else ""
-        env.print(f"device {chosen} ({name}; {reason}), dtype {str(compute).removeprefix('torch.')} ({dtype_reason})")
+        env.print(
+            f"device {chosen} ({name}; {reason}), dtype {str(compute).removeprefix('torch.')} ({dtype_reason})"
+        )
         yield env
     except BaseException:
         distributed = False  # other processes may be gone: destroying the group would wait for them
@@ -224,18 +261,23 @@ def join_processes(env: Env, timeout_s: int) -> None:
     if cuda:  # messages first where products fill the GPU; groups that are split off inherit it
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = env.timeout  # torch warns where it is another
-    # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
+    # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not
+    # guess the device
     how = dict(timeout=env.timeout, device_id=env.device if cuda else None, pg_options=options)
     dist.init_process_group("nccl" if cuda else "gloo", **how)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
 
 
 def find_group() -> tuple[int, int, int] | None:
-    """(rank, world size, rank on this machine) of this process in a process group, from the environment variables that
-    torchrun sets. None where they describe no group. ValueError where only some of them are set, as by a SLURM script
-    that exports WORLD_SIZE, or where they contradict each other. An empty variable counts as not set, as in torch."""
+    """(rank, world size, rank on this machine) of this process in a process group, from the
+    environment variables that torchrun sets. None where they describe no group. ValueError where
+    only some of them are set, as by a SLURM script that exports WORLD_SIZE, or where they
+    contradict each other. An empty variable counts as not set, as in torch."""
     given = {name: os.environ[name] for name in GROUP if os.environ.get(name)}
-    place = [given.get(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))]
+    place = [
+        given.get(name, default)
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    ]
     found = f"the environment has {', '.join(f'{name}={value}' for name, value in given.items())}"
     fix = "start with torchrun, which sets them all, or unset them for a single process"
     try:
@@ -254,17 +296,19 @@ def find_group() -> tuple[int, int, int] | None:
 
 
 class Stop:
-    """What asks the run to end: a signal that means "end soon", or the death of torchrun, which its processes survive.
+    """What asks the run to end: a signal that means "end soon", or the death of torchrun, which its
+    processes survive.
 
-    While there is nothing to lose, a signal ends the process at once; after that the run saves first. A thread answers
-    signals, because Python's own handlers wait until a function of torch returns: another process may never come, and
-    a step may take minutes. Without torchrun (it passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the
-    run at once."""
+    While there is nothing to lose, a signal ends the process at once; after that the run saves
+    first. A thread answers signals, because Python's own handlers wait until a function of torch
+    returns: another process may never come, and a step may take minutes. Without torchrun (it
+    passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the run at once."""
 
     def __init__(self):
         self.signal, self.stopped, self.interrupts = 0, False, 0
         self.nothing_to_lose = True  # no step was made since the start, and no checkpoint begun
-        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None  # torchrun's process
+        # torchrun's process
+        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def __enter__(self):
         self.previous = {number: signal.signal(number, self._handle) for number in signals.heeded()}
@@ -302,14 +346,15 @@ class Stop:
                 answered = True
 
     def nothing_is_lost(self) -> None:
-        """From now on, until the first step or save, a signal ends the process at once, also one that has come."""
+        """From now on, until the first step or save, a signal ends the process at once, also one
+        that has come."""
         self.nothing_to_lose = True
         if self.signal:
             signals.end_at_once(self.signal)
 
     def agreed(self, env) -> bool:
-        """Whether any rank was asked to stop, with several processes before its last call. All ranks must call it at
-        the same point."""
+        """Whether any rank was asked to stop, with several processes before its last call. All
+        ranks must call it at the same point."""
         if env.distributed and self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
         if not self.stopped and env.any_rank_before(bool(self.signal)):

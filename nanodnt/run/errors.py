@@ -1,4 +1,5 @@
-"""How a command ends: exit codes, and one line on stderr for errors that are not defects of the program."""
+"""How a command ends: exit codes, and one line on stderr for errors that are not defects of the
+program."""
 
 import os
 import sys
@@ -13,12 +14,16 @@ from nanodnt.files import EXTRA, missing_package
 from nanodnt.run import signals
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
-WANTED = ("interop", "safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
-KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
+# modules that few runs need
+WANTED = ("interop", "safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)
+# errors, and through their tracebacks all objects that were alive: under torchrun nothing may be
+# freed
+KEPT = []
 
 
 def reports_errors(main):
-    """Decorator of a command's `main()`, which then returns its exit code also after an error that is EXPECTED."""
+    """Decorator of a command's `main()`, which then returns its exit code also after an error that
+    is EXPECTED."""
 
     @wraps(main)
     def run() -> int:
@@ -35,7 +40,8 @@ def reports_errors(main):
 
 
 def report_error(error: BaseException) -> int:
-    """Print a user's mistake, a limit of the machine or an interruption in one line; the exit code. Raise others."""
+    """Print a user's mistake, a limit of the machine or an interruption in one line; the exit code.
+    Raise others."""
     line = " ".join(str(error).split())
     if rank_tag():
         KEPT.append(error)
@@ -47,11 +53,14 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, torch.OutOfMemoryError):
         advice = "lower --micro_batch_size (accumulation makes up for it) or --num_samples"
         line = f"out of GPU memory: {advice} ({line[:99]})"
-    elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
+    elif (
+        isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line
+    ):
         line = "out of memory: lower --micro_batch_size, or --num_samples of sample.py, or choose a smaller model"
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in WANTED:
         line = missing_package(error.name.split(".")[0])
-    elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
+    # gloo's own errors are plain RuntimeErrors
+    elif isinstance(error, dist.DistError) or "gloo" in line:
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, (RuntimeError, ModuleNotFoundError)):  # a defect of the program
         raise error
@@ -60,8 +69,9 @@ def report_error(error: BaseException) -> int:
 
 
 def end_with(main) -> None:
-    """Run `main()` and end the process with its exit code. Under torchrun a process with an error exits at once and
-    frees nothing: to free the process groups would be to wait for processes that are gone."""
+    """Run `main()` and end the process with its exit code. Under torchrun a process with an error
+    exits at once and frees nothing: to free the process groups would be to wait for processes that
+    are gone."""
     code = 1
     try:
         code = main()

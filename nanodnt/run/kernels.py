@@ -26,14 +26,20 @@ def choose_kernels(setting: str, device: torch.device, dtype: torch.dtype) -> tu
 
 
 def possible_kernels(setting: str, capability: tuple, dtype: torch.dtype) -> list:
-    """The names for GPUs of this compute capability, and products in this dtype: in fp32 FFNs have no kernel."""
+    """The names for GPUs of this compute capability, and products in this dtype: in fp32 FFNs have
+    no kernel."""
     least = KERNELS[setting]
-    return [name for name in least if capability >= least[name] and (name != "ffn" or dtype.itemsize == 2)]
+    return [
+        name
+        for name in least
+        if capability >= least[name] and (name != "ffn" or dtype.itemsize == 2)
+    ]
 
 
 @cache
 def works(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a Triton operator computes in this dtype what plain code does; if not, one warning."""
+    """Whether a Triton operator computes in this dtype what plain code does; if not, one
+    warning."""
     reason = "its results are wrong"
     try:
         right = try_kernel(name, device, dtype)
@@ -69,19 +75,23 @@ def compute_ffn(x, up, down, slope, operators=None) -> list:
     from layers import ffn
 
     operators = operators or ffn.OPERATORS
-    return [operators.multiply_and_scale(x, down, slope), *operators.multiply_and_activate(x / 8, up)]
+    return [
+        operators.multiply_and_scale(x, down, slope),
+        *operators.multiply_and_activate(x / 8, up),
+    ]
 
 
 def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether the largest error is, relative to the largest entry, at most 16 roundings of fp32 and one of the dtype of
-    `found`. NaN is not near."""
+    """Whether the largest error is, relative to the largest entry, at most 16 roundings of fp32 and
+    one of the dtype of `found`. NaN is not near."""
     allowed = 16 * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
     errors = (found.cpu().double() - wanted).abs()
     return bool(errors.max() <= allowed * wanted.abs().max())
 
 
-# {name of a Triton operator: (what its trial computes, of random tensors of which shapes)}. Rows are longer than what a
-# program reads at once, matrices larger than a tile, and neither is a multiple.
+# {name of a Triton operator: (what its trial computes, of random tensors of which shapes)}. Rows
+# are longer than what a program reads at once, matrices larger than a tile, and neither is a
+# multiple.
 TRIALS = {
     "cross_entropy": (compute_cross_entropy, [(4, 16_448)]),
     "ffn": (compute_ffn, [(300, 72), (520, 72), (72, 520), (300, 520)]),

@@ -1,7 +1,7 @@
 """What a run measures, the rows of metrics.jsonl, and what the console and loss.png show of them.
 
-A new number goes into `Meter.read` (at each logged step), `count_scores` of a task (at each evaluation), or `probe` of
-tracking.py (from inside the network)."""
+A new number goes into `Meter.read` (at each logged step), `count_scores` of a task (at each
+evaluation), or `probe` of tracking.py (from inside the network)."""
 
 import json
 import math
@@ -19,15 +19,21 @@ from nanodnt.run.hardware import peak_flops, peak_memory_bytes
 
 
 class Meter:
-    """Counts skipped steps on the device, and time on the host. Between readings nobody waits for the device."""
+    """Counts skipped steps on the device, and time on the host. Between readings nobody waits for
+    the device."""
 
     def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_counts: dict):
         self.env, self.step_flops = env, step_flops
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
-        self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest streak
+        # skipped, streak, longest streak
+        self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)
         self.last_step, self.clock = state.step, time.perf_counter()
-        self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
-        self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
+        self.start, self.stalls = (
+            self.clock,
+            dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0),
+        )
+        # {field of metrics.jsonl: what a step has}
+        self.step_counts = {"tokens_per_s": step_tokens} | step_counts
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -36,16 +42,25 @@ class Meter:
         self.counts = torch.stack((skipped + found_inf, streak, torch.maximum(longest, streak)))
 
     def read(self, result, rates: dict, step: int) -> tuple:
-        """(what metrics.jsonl has of the step just made; the longest streak of steps skipped in a row, and seconds per
-        step, since the last reading). Waits for the device. All ranks must call it."""
+        """(what metrics.jsonl has of the step just made; the longest streak of steps skipped in a
+        row, and seconds per step, since the last reading). Waits for the device. All ranks must
+        call it."""
         loss = self.env.sum(result.loss.clone()) / self.env.world_size
-        loss, norm, skipped, _, longest = torch.stack((loss, result.grad_norm, *self.counts)).tolist()
+        loss, norm, skipped, _, longest = torch.stack(
+            (loss, result.grad_norm, *self.counts)
+        ).tolist()
         seconds = (time.perf_counter() - self.clock) / (step - self.last_step)
         now = time.perf_counter()
         wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
-        self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
+        self.last_step, self.clock, self.start, self.stalls = (
+            step,
+            now,
+            now,
+            dict.fromkeys(stalls, 0.0),
+        )
         self.counts[2], self.env.trained = 0.0, self.env.trained + trained
-        row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
+        # loss: of all processes
+        row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
@@ -53,19 +68,25 @@ class Meter:
         return row, int(longest), seconds
 
     def end(self, how: str, state) -> dict:
-        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens, FLOPs (and training_s,
-        from metrics.jsonl); since its last start seconds, the share of training in them, and the largest peak memory of
-        a process. All ranks must call it."""
+        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens,
+        FLOPs (and training_s, from metrics.jsonl); since its last start seconds, the share of
+        training in them, and the largest peak memory of a process. All ranks must call it."""
         wall = time.perf_counter() - self.env.began
         peaks = self.env.gather(peak_memory_bytes(self.env.device))
         flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
-        found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step, tokens=state.tokens)
+        found = dict(
+            how=how,
+            ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            step=state.step,
+            tokens=state.tokens,
+        )
         found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.env.trained / wall)
         return finite(found | dict(peak_mem_bytes=max(peaks)))
 
     @contextmanager
     def paused(self, wait: bool):
-        """Time inside does not count as training. `wait`: for the device first, whose work so far is training."""
+        """Time inside does not count as training. `wait`: for the device first, whose work so far
+        is training."""
         if wait and self.env.device.type == "cuda":
             torch.cuda.synchronize(self.env.device)
         start = time.perf_counter()
@@ -74,7 +95,8 @@ class Meter:
 
     @contextmanager
     def stalled(self, name: str):
-        """Counts the time inside as that of this stall. What the device has to do before is not waited for."""
+        """Counts the time inside as that of this stall. What the device has to do before is not
+        waited for."""
         start = time.perf_counter()
         yield
         self.stalls[name] += time.perf_counter() - start
@@ -102,14 +124,17 @@ def finite(value):
 
 
 def read_metrics(out_dir: Path) -> list:
-    """The rows of metrics.jsonl, without a last line cut short. ValueError if any other line is not a row."""
+    """The rows of metrics.jsonl, without a last line cut short. ValueError if any other line is not
+    a row."""
     path, rows = Path(out_dir) / "metrics.jsonl", []
     if not path.exists():
         return rows
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} cannot be read ({type(e).__name__}): repair or remove it") from None
+        raise ValueError(
+            f"{path} cannot be read ({type(e).__name__}): repair or remove it"
+        ) from None
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -144,24 +169,32 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
 
 def end_line(end: dict) -> str:
     """The console's words for what `Meter.end` found."""
-    words = f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs, "
+    words = (
+        f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs, "
+    )
     words += f"{end['training_s']:.1f} s of training; since the last start {end['wall_s']:.1f} s, "
     return words + f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
 
 
 def training_seconds(rows: list) -> list | None:
-    """Seconds of training up to each row, the sum of tokens / tokens_per_s, without compilation, evaluation, saving,
-    the time between two sessions, and rolled-back steps; None if no row has a tokens_per_s."""
+    """Seconds of training up to each row, the sum of tokens / tokens_per_s, without compilation,
+    evaluation, saving, the time between two sessions, and rolled-back steps; None if no row has a
+    tokens_per_s."""
     knots = [(0, 0.0)]
     for row in rows:
         if rate := row.get("tokens_per_s"):
             tokens, seconds = knots[-1]
             knots.append((row["tokens"], seconds + max(0, row["tokens"] - tokens) / rate))
-    return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
+    return (
+        np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist()
+        if knots[1:]
+        else None
+    )
 
 
 def smoothed(values: list, share: float) -> list:
-    """Moving means over a window of that `share` of the values, shorter at both ends; centred, so without a lag."""
+    """Moving means over a window of that `share` of the values, shorter at both ends; centred, so
+    without a lag."""
     n = len(values)
     half = int(n * share / 2)
     sums = np.cumsum([0.0, *values])
@@ -171,10 +204,13 @@ def smoothed(values: list, share: float) -> list:
 
 
 def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
-    """Training losses of metrics rows over x, raw and smoothed, validation losses, dashed; the last two lines drawn."""
+    """Training losses of metrics rows over x, raw and smoothed, validation losses, dashed; the last
+    two lines drawn."""
     found = []
     for key in ("train_loss", "val_loss"):
-        there = [(at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None]
+        there = [
+            (at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None
+        ]
         found.append(tuple(zip(*there, strict=True)) if there else ((), ()))
     (steps, losses), val = found
     ax.plot(steps, losses, color=color, alpha=0.2, linewidth=0.8)
@@ -184,8 +220,11 @@ def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
 
 
 def finish_axis(ax, rows: list, start: float) -> None:
-    """Fit the y axis to the losses from step `start` on: those before fall from ln(vocabulary), and flatten it."""
-    late = [row.get(key) for row in rows if row["step"] >= start for key in ("train_loss", "val_loss")]
+    """Fit the y axis to the losses from step `start` on: those before fall from ln(vocabulary), and
+    flatten it."""
+    late = [
+        row.get(key) for row in rows if row["step"] >= start for key in ("train_loss", "val_loss")
+    ]
     if points := [loss for loss in late if loss is not None]:
         margin = 0.05 * (max(points) - min(points)) + 1e-3
         ax.set_ylim(min(points) - margin, max(points) + margin)
@@ -202,8 +241,8 @@ def save_figure(figure, path: Path) -> None:
 
 
 def draw_loss(out_dir: Path, unit: str) -> None:
-    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. `unit`: what a loss is the mean
-    over."""
+    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. `unit`: what a
+    loss is the mean over."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

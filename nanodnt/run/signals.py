@@ -6,14 +6,15 @@ from contextlib import suppress
 
 from configurator import rank_tag
 
-# Ctrl-C; kill and schedulers; a closed terminal; SLURM's --signal; a CPU time limit. Some systems lack some.
+# Ctrl-C; kill and schedulers; a closed terminal; SLURM's --signal; a CPU time limit. Some systems
+# lack some.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 IMPORTING = []  # the signals whose handler `end_at_once` is while a command imports its modules
 
 
 def heeded() -> list[signal.Signals]:
-    """The signals of NAMES, without those that this process was started to ignore, by nohup for one, and those that
-    are handled by code that is not Python."""
+    """The signals of NAMES, without those that this process was started to ignore, by nohup for
+    one, and those that are handled by code that is not Python."""
     there = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
     return [number for number in there if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
@@ -40,4 +41,6 @@ def end_at_once_while_importing() -> None:
 def start_main() -> None:
     """Give signals back to Python: Ctrl-C raises KeyboardInterrupt, the others end the process."""
     for number in IMPORTING:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )

@@ -1,7 +1,8 @@
 """Measurements inside the network: row["track"] of metrics.jsonl, every `track_interval` steps.
 
-`probe` measures the weights after the step by one forward pass, `Tracker.after` the step itself, by role. The
-numbers, with shapes: docs/analysis.md, "While it trains". Tracking changes no bit of a run, and draws no random number.
+`probe` measures the weights after the step by one forward pass, `Tracker.after` the step itself, by
+role. The numbers, with shapes: docs/analysis.md, "While it trains". Tracking changes no bit of a
+run, and draws no random number.
 """
 
 import math
@@ -20,10 +21,13 @@ from layers.sharding import local_shard, shard_group
 from layers.slot import Slot
 from model import MLP, Attention, Transformer
 
-TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
+# of the probe, at most; but at least one sequence, and not more sequences than a step has
+TOKENS = 4096
 SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
-PIECE = 2**24  # entries of a gradient, and attention logits, that are worked on at once: bounds memory
-MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}  # and their types
+# entries of a gradient, and attention logits, that are worked on at once: bounds memory
+PIECE = 2**24
+# and their types
+MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
 
 
 def variance(x):
@@ -32,14 +36,16 @@ def variance(x):
 
 
 def largest_logit(q, k, positions=None, causal=True):
-    """Largest |q·k|/√head_dim over heads and pairs of a query and a key that it sees: q (B, H, T, head_dim), k
-    (B, H_kv, T, head_dim) → (). `positions` (B, T), None: one document a row. Not `causal`: all see all."""
+    """Largest |q·k|/√head_dim over heads and pairs of a query and a key that it sees: q (B, H, T,
+    head_dim), k (B, H_kv, T, head_dim) → (). `positions` (B, T), None: one document a row. Not
+    `causal`: all see all."""
     B, H, T, head_dim = q.shape
     q, k = q.unflatten(1, (k.shape[1], -1)), k[:, :, None]
     largest, places = q.new_zeros(()), torch.arange(T, device=q.device)
     queries = max(1, PIECE // (B * H * T))  # at once
     for i in range(0, T, queries):
-        logits = q[..., i : i + queries, :] @ k[..., : i + queries, :].mT  # (B, H_kv, H / H_kv, queries, keys)
+        # (B, H_kv, H / H_kv, queries, keys)
+        logits = q[..., i : i + queries, :] @ k[..., : i + queries, :].mT
         part = None if positions is None else positions[:, i : i + queries]
         if causal:
             logits *= visible_keys(places[i : i + queries], part, logits.shape[-1])[:, :, None]
@@ -48,33 +54,39 @@ def largest_logit(q, k, positions=None, causal=True):
 
 
 def matrix_types(model: Transformer) -> dict:
-    """{name of a block's matrix: its type, a value of MATRICES}: w1 is up and SwiGLU's gate, w2 is down."""
+    """{name of a block's matrix: its type, a value of MATRICES}: w1 is up and SwiGLU's gate, w2 is
+    down."""
     types = {}
     for name, module in model.named_modules():
         for part, kind in MATRICES.items() if isinstance(module, (Attention, MLP)) else ():
-            if getattr(module, part, None) is not None:  # an MLP has no q, and a gate only under SwiGLU
+            # an MLP has no q, and a gate only under SwiGLU
+            if getattr(module, part, None) is not None:
                 types[f"{name}.{part}.weight"] = kind
     return types
 
 
 def gain_vectors(module: torch.nn.Module) -> dict:
-    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale, Admin, HG, DP, DNP."""
-    gains = {name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)}
+    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale,
+    Admin, HG, DP, DNP."""
+    gains = {
+        name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)
+    }
     return {name: gain for name, gain in gains.items() if gain is not None and gain.numel() > 1}
 
 
 def joint_gain(module: torch.nn.Module):
-    """‖γ‖, a tensor (): the L2 norm of all gains in `module` as one vector; the float nan for none."""
+    """‖γ‖, a tensor (): the L2 norm of all gains in `module` as one vector; the float nan for
+    none."""
     gains = list(gain_vectors(module).values())
     return torch.linalg.vector_norm(torch.cat(gains)) if gains else math.nan
 
 
 @torch.no_grad()
 def smallest_row(model: Transformer) -> dict:
-    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
-    "gain": `joint_gain` of the norm that comes next: the input norm, else block 1's first, else all gains of its
-    attention [I]}. The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images: no
-    such table."""
+    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the
+    embedding, w̃ = w − mean(w); "gain": `joint_gain` of the norm that comes next: the input norm,
+    else block 1's first, else all gains of its attention [I]}. The paper sets d · smallest against
+    ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images: no such table."""
     if getattr(model, "wte", None) is None:
         return {}
     rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn
@@ -85,17 +97,23 @@ def smallest_row(model: Transformer) -> dict:
 
 @contextmanager
 def watch(notes: list):
-    """Inside, note(args, output) follows each forward of its module, or changes its output; notes: [(module, note)]."""
+    """Inside, note(args, output) follows each forward of its module, or changes its output; notes:
+    [(module, note)]."""
     with ExitStack() as hooks:
         for module, note in notes:
-            hooks.enter_context(module.register_forward_hook(lambda _, *passed, note=note: note(*passed)))
+            hooks.enter_context(
+                module.register_forward_hook(lambda _, *passed, note=note: note(*passed))
+            )
         yield
 
 
 @torch.no_grad()
 def probe(model: Transformer, *inputs) -> dict:
-    """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
-    found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
+    """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model
+    must call it."""
+    found = dict(
+        stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={}
+    )
     notes = [*notes_of_stream(model, found), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
@@ -112,7 +130,8 @@ def probe(model: Transformer, *inputs) -> dict:
 
 
 def notes_of_stream(model: Transformer, found: dict):
-    """For `watch`: stream_var, branch_var, alpha, inv_std, gain, the gains of block_norm, and embedding."""
+    """For `watch`: stream_var, branch_var, alpha, inv_std, gain, the gains of block_norm, and
+    embedding."""
 
     def note_stream(args, output):
         found["stream_var"].append(variance(args[0]))
@@ -125,15 +144,22 @@ def notes_of_stream(model: Transformer, found: dict):
     def note_gains(args, output):
         for name, gain in gain_vectors(model).items():
             found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
-        norms = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
+        norms = {
+            f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks]
+            for branch in ("attn", "mlp")
+        }
         found.update(block_norm=norms, embedding=smallest_row(model))
 
     for block in model.blocks:
         yield block.attn, note_stream
         for branch, values in found["branch_var"].items():
-            yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
+            yield (
+                getattr(block, branch).mid,
+                lambda args, y, values=values: values.append(variance(y)),
+            )
     yield model.final_norm, note_stream
-    yield model.final_norm, note_gains  # FSDP keeps all gains and the embedding gathered through the forward
+    # FSDP keeps all gains and the embedding gathered through the forward
+    yield model.final_norm, note_gains
     for name, slot in model.named_modules():
         if isinstance(slot, Slot) and slot.norm == "dyt":
             yield slot, partial(note_dyt, name, slot)
@@ -175,10 +201,13 @@ def notes_of_experts(model: Transformer, found: dict):
 
 
 def fetch_numbers(tree, dtype=torch.float64):
-    """`tree`, nested dicts and lists, with its tensors () as floats of six digits, fetched at once, in `dtype`."""
+    """`tree`, nested dicts and lists, with its tensors () as floats of six digits, fetched at once,
+    in `dtype`."""
     leaves, spec = tree_flatten(tree)
     fetched = iter(torch.stack([x.to(dtype) for x in leaves if torch.is_tensor(x)]).tolist())
-    return tree_unflatten([float(f"{next(fetched):.6g}") if torch.is_tensor(x) else x for x in leaves], spec)
+    return tree_unflatten(
+        [float(f"{next(fetched):.6g}") if torch.is_tensor(x) else x for x in leaves], spec
+    )
 
 
 def power_sums(t, dtype) -> list:
@@ -192,8 +221,8 @@ def power_sums(t, dtype) -> list:
 
 
 def sample(p) -> tuple:
-    """(a copy of every n-th entry of p's rows in this process; n). They are equally often of each column, because n
-    shares no factor with the row length."""
+    """(a copy of every n-th entry of p's rows in this process; n). They are equally often of each
+    column, because n shares no factor with the row length."""
     n = math.ceil(p.numel() / SAMPLE)
     columns = p.numel() // len(p)
     while math.gcd(n, columns) > 1:
@@ -202,19 +231,24 @@ def sample(p) -> tuple:
 
 
 class Tracker:
-    """Makes row["track"] of a step: called `before` and `after` it. All processes must call all of its methods."""
+    """Makes row["track"] of a step: called `before` and `after` it. All processes must call all of
+    its methods."""
 
     def __init__(self, model: Transformer, optimizer, data, config, env):
         self.model, self.env, self.clip = model, env, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-        self.roles, self.old, self.names = {}, {}, {}  # {role: parameters}, {parameter: old sample}, {parameter: name}
-        for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
+        # {role: parameters}, {parameter: old sample}, {parameter: name}
+        self.roles, self.old, self.names = {}, {}, {}
+        # not model.parameters(): FSDP may swap those for gathered ones
+        for group in optimizer.param_groups:
             if group["role"] != "balance":  # no loss has its gradient
                 self.roles.setdefault(group["role"], []).extend(group["params"])
             self.names |= zip(group["params"], group["param_names"], strict=True)
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
-        rows = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
+        rows = data.validation(config.eval_tokens)[
+            : min(config.batch_size, max(1, TOKENS // data.block_size))
+        ]
         self.inputs = model.inputs(*env.put(*env.pin(*data.val_batch(rows, len(rows)))))
 
     def before(self) -> None:
@@ -223,16 +257,21 @@ class Tracker:
 
     @torch.no_grad()
     def after(self, grad_norm, found_inf) -> dict:
-        """row["track"] of the step just made, whose StepResult has these tensors. The host waits for the device."""
+        """row["track"] of the step just made, whose StepResult has these tensors. The host waits
+        for the device."""
         sums = torch.stack([self.sums(p) for params in self.roles.values() for p in params])
         group = shard_group(next(iter(self.old)))
         if group:  # under HSDP every copy of the model adds its own
             sums = self.env.sum(sums) * (dist.get_world_size(group) / self.env.world_size)
         norms = self.block_norms(dict(zip(map(self.names.get, self.old), sums[:, 2], strict=True)))
-        sums = torch.stack([part.sum(0) for part in sums.split([len(params) for params in self.roles.values()])])
+        sums = torch.stack(
+            [part.sum(0) for part in sums.split([len(params) for params in self.roles.values()])]
+        )
         square, fourth, weight, old, change = sums.unbind(1)
-        valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)  # NaN, in the row null, for a skipped step
-        clipped = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else 1.0  # p.grad was scaled by this
+        # NaN, in the row null, for a skipped step
+        valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)
+        # p.grad was scaled by this
+        clipped = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else 1.0
         step = dict(
             grad_norm=valid * square.sqrt() / clipped,
             grad_kurtosis=valid * self.counts * fourth / square.square(),
@@ -240,21 +279,32 @@ class Tracker:
             weight_norm=weight.sqrt(),
         )
         self.old = {}
-        found = {name: dict(zip(self.roles, by_role.unbind(), strict=True)) for name, by_role in step.items()}
+        found = {
+            name: dict(zip(self.roles, by_role.unbind(), strict=True))
+            for name, by_role in step.items()
+        }
         seen = probe(self.model, *self.inputs)
         seen["block_norm"] |= norms
         return fetch_numbers(found | seen, self.dtype)
 
     def block_norms(self, squares: dict) -> dict:
-        """{a type of `matrix_types`: [‖W‖ of a block's matrices as one]}, from {name: Σ w² of all processes}."""
+        """{a type of `matrix_types`: [‖W‖ of a block's matrices as one]}, from {name: Σ w² of all
+        processes}."""
         types, norms = matrix_types(self.model), {}
         for name in filter(types.get, squares):
-            norms.setdefault(types[name], [0.0] * len(self.model.blocks))[int(name.split(".")[1])] += squares[name]
+            norms.setdefault(types[name], [0.0] * len(self.model.blocks))[
+                int(name.split(".")[1])
+            ] += squares[name]
         return {kind: [square**0.5 for square in its] for kind, its in norms.items()}
 
     def sums(self, p):
-        """(5,): Σ g², Σ g⁴, Σ w²; from the sample, Σ w² before the step and Σ Δw²: of p's rows in this process."""
-        old, (new, n), gradient = self.old[p], sample(p), torch.zeros_like(p) if p.grad is None else p.grad
+        """(5,): Σ g², Σ g⁴, Σ w²; from the sample, Σ w² before the step and Σ Δw²: of p's rows in
+        this process."""
+        old, (new, n), gradient = (
+            self.old[p],
+            sample(p),
+            torch.zeros_like(p) if p.grad is None else p.grad,
+        )
         weights = (local_shard(p.detach()), 1), (old, n), (new - old, n)
         squares = [torch.linalg.vector_norm(w).to(self.dtype).square() * k for w, k in weights]
         return torch.stack([*power_sums(local_shard(gradient), self.dtype), *squares])

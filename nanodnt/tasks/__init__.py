@@ -26,7 +26,8 @@ FLAGS["images"] += ("rand_augment", "mixup", "cutmix")
 
 
 def task_of(model: GPTConfig | dict) -> Task:
-    """The task that a network reads: of a GPTConfig, or of its fields, as a checkpoint holds them."""
+    """The task that a network reads: of a GPTConfig, or of its fields, as a checkpoint holds
+    them."""
     return task_of_data({"kind": kind_of(model)})
 
 
@@ -40,7 +41,8 @@ def task_of_data(meta: dict) -> Task:
 
 
 def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
-    """Fill in what a config leaves to the dataset, in place. ValueError where they do not fit each other."""
+    """Fill in what a config leaves to the dataset, in place. ValueError where they do not fit each
+    other."""
     task, found = task_of(config), task_of_data(meta).reads
     if found != task.reads:
         flag = CHOOSES.get(found) or CHOOSES[task.reads]
@@ -51,23 +53,29 @@ def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
 
 
 def resolve(model_config: GPTConfig, config, meta: dict | None = None) -> tuple:
-    """(meta.json of the dataset, the network without storage) of these flags, in which defaults and what the dataset
-    decides are filled in, in place. Without `meta` it is read; of a dataset that is not prepared, GPT-2's vocabulary or
-    ImageNet's images stand in. ValueError for flags that contradict each other or the dataset."""
+    """(meta.json of the dataset, the network without storage) of these flags, in which defaults and
+    what the dataset decides are filled in, in place. Without `meta` it is read; of a dataset that
+    is not prepared, GPT-2's vocabulary or ImageNet's images stand in. ValueError for flags that
+    contradict each other or the dataset."""
     config.check()
     fill_defaults(config)
     task = task_of(model_config)
     if meta is None:
         prepared = (folder_of(config.dataset) / "meta.json").exists()
-        meta = load_meta(config.dataset, verify=False) if prepared else task.placeholder_meta(model_config)[0]
+        meta = (
+            load_meta(config.dataset, verify=False)
+            if prepared
+            else task.placeholder_meta(model_config)[0]
+        )
     fill_from_dataset(model_config, meta, config.dataset)
     check_flags(task, config)
     return meta, task.network().empty(model_config)
 
 
 def open_data(config, model_config: GPTConfig, meta: dict | None = None):
-    """The dataset of a TrainConfig, a `PreparedData`, cut into what the model reads at once. `meta`: its meta.json, if
-    it is verified already. ValueError for a dataset that is not prepared or damaged, and flags of another task."""
+    """The dataset of a TrainConfig, a `PreparedData`, cut into what the model reads at once.
+    `meta`: its meta.json, if it is verified already. ValueError for a dataset that is not prepared
+    or damaged, and flags of another task."""
     meta = meta or load_meta(config.dataset)
     task = task_of_data(meta)
     check_flags(task, config)
@@ -81,10 +89,13 @@ def check_flags(task: Task, config) -> None:
         given = [name for name in others if getattr(config, name) != getattr(type(config), name)]
         if given:
             flags = " ".join(f"--{name}={getattr(config, name)}" for name in given)
-            raise ValueError(f"the model reads {task.reads}, and these flags are for {reads}: leave out {flags}")
+            raise ValueError(
+                f"the model reads {task.reads}, and these flags are for {reads}: leave out {flags}"
+            )
 
 
 def resolve_none(fields: dict) -> dict:
-    """The fields of a GPTConfig, with what None means in place of it: then those that older versions wrote compare."""
+    """The fields of a GPTConfig, with what None means in place of it: then those that older
+    versions wrote compare."""
     meaning = task_of(fields).meaning_of_none(uses_dyt=fields["norm"] == "dyt")
     return fields | {name: value for name, value in meaning.items() if fields.get(name) is None}

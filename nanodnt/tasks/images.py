@@ -19,21 +19,30 @@ class ImageTask(Task):
         return ViT
 
     def fill_from_dataset(self, config: GPTConfig, meta: dict, dataset: str) -> None:
-        """Fill in size, channels and classes of the images, and the tokens that patches make of one."""
-        found = dict(image_size=meta["image_size"], channels=meta["channels"], n_class=len(meta["classes"]))
+        """Fill in size, channels and classes of the images, and the tokens that patches make of
+        one."""
+        found = dict(
+            image_size=meta["image_size"], channels=meta["channels"], n_class=len(meta["classes"])
+        )
         for name, its in found.items():
             given = getattr(config, name)
             if given and its and given != its:
-                raise ValueError(f"{name}={given} does not fit dataset {dataset!r}, which has {its}: leave it out")
+                raise ValueError(
+                    f"{name}={given} does not fit dataset {dataset!r}, which has {its}: leave it out"
+                )
             if not given and not its:
-                raise ValueError(f"the images of {dataset!r} have several sizes: set image_size, as config/vdnt/ does")
+                raise ValueError(
+                    f"the images of {dataset!r} have several sizes: set image_size, as config/vdnt/ does"
+                )
             setattr(config, name, given or its)
         if config.block_size == GPTConfig.block_size:
             config.block_size = config.image_tokens
 
     def left_to_dataset(self, config: GPTConfig) -> list:
         tokens = ["block_size"] if config.block_size == GPTConfig.block_size else []
-        return tokens + [name for name in ("image_size", "channels", "n_class") if not getattr(config, name)]
+        return tokens + [
+            name for name in ("image_size", "channels", "n_class") if not getattr(config, name)
+        ]
 
     def placeholder_meta(self, config: GPTConfig) -> tuple:
         given = config.image_size, config.channels, config.n_class
@@ -54,7 +63,9 @@ class ImageTask(Task):
         if not isinstance(meta.get("classes"), list):
             raise ValueError(f"{path} is damaged: its images have no list of classes")
 
-    def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
+    def check_data(
+        self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig
+    ) -> None:
         here = meta["image_size"] or config.image_size, meta["channels"], len(meta["classes"])
         there = config.image_size, config.channels, config.n_class
         if here == there and (saved_meta is None or saved_meta["classes"] == meta["classes"]):
@@ -84,7 +95,9 @@ class ImageTask(Task):
         """Besides the loss: the images whose class is the first, or among the first five."""
         count, sums = super().count_scores(logits, loss, targets)
         for k in (1, 5):
-            sums[f"val_top{k}"] = (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
+            sums[f"val_top{k}"] = (
+                logits.topk(min(k, logits.shape[1])).indices == targets[:, None]
+            ).sum()
         return count, sums
 
 

@@ -1,7 +1,8 @@
-"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs, their losses drawn, and
-report.md, a page on them.
+"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs,
+their losses drawn, and report.md, a page on them.
 
-Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
+Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no
+more about them.
 """
 
 import json
@@ -16,12 +17,19 @@ import numpy as np
 
 from model import GPTConfig
 from nanodnt.files import make_printable, write_file
-from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure, training_seconds
+from nanodnt.run.metrics import (
+    finish_axis,
+    plot_losses,
+    read_metrics,
+    save_figure,
+    training_seconds,
+)
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from studies.analysis.figure import FIGURES, plt
 
-SMOOTH = 0.05  # training losses are averaged over a window of this share of the run, as in a run's own loss.png
+# training losses are averaged over a window of this share of the run, as in a run's own loss.png
+SMOOTH = 0.05
 # where a run's files go, and what it shows: not listed as differences
 PATHS = "out_dir overwrite wandb_log wandb_project wandb_group wandb_tags sample_interval sample_start".split()
 LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
@@ -51,12 +59,15 @@ DEFINITION = (
 
 
 class RunRecord:
-    """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError for what is none."""
+    """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError
+    for what is none."""
 
     def __init__(self, name: str, path: Path):
         self.name, self.rows = name, read_metrics(path)
         if not self.rows:
-            raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
+            raise ValueError(
+                f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows"
+            )
         file = path / "config.json"
         try:
             self.config = json.loads(file.read_text(encoding="utf-8"))
@@ -66,14 +77,17 @@ class RunRecord:
             self.command = " ".join(shlex.quote(str(word)) for word in self.config["command"])
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
             reason = f"{type(e).__name__}: {e}".replace("\n", " ")
-            raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
+            raise ValueError(
+                f"{file} is missing or damaged ({reason}): restore it, or leave this run out"
+            ) from None
         self.is_of_images = task_of(self.config["model"]).reads == "images"
-        self.evaluations = [row for row in self.rows if "val_loss" in row]  # a loss is None where it was not finite
+        # a loss is None where it was not finite
+        self.evaluations = [row for row in self.rows if "val_loss" in row]
         self.end = {"val_loss": None} | (self.evaluations or self.rows)[-1]
 
     def hours_to(self, loss: float | None) -> float | None:
-        """Hours of training to the first step at which the validation loss is down to `loss`; None where it never is,
-        or where metrics.jsonl has no tokens_per_s."""
+        """Hours of training to the first step at which the validation loss is down to `loss`; None
+        where it never is, or where metrics.jsonl has no tokens_per_s."""
         step = first_step_at(self.evaluations, loss)
         seconds = training_seconds(self.rows)
         if step is None or seconds is None:
@@ -93,11 +107,14 @@ class RunRecord:
 
 def load_records(paths) -> list:
     """The run directories `paths` as `RunRecord`s."""
-    return [RunRecord(name, Path(path)) for name, path in zip(distinct_names(paths), paths, strict=True)]
+    return [
+        RunRecord(name, Path(path)) for name, path in zip(distinct_names(paths), paths, strict=True)
+    ]
 
 
 def distinct_names(paths: list) -> list:
-    """The folders' names, or if two are the same, paths in the folder that holds all. ValueError for one twice."""
+    """The folders' names, or if two are the same, paths in the folder that holds all. ValueError
+    for one twice."""
     paths = [Path(os.path.abspath(path)) for path in paths]
     if len(set(paths)) < len(paths):
         raise ValueError("a run is given twice: name each once")
@@ -109,13 +126,15 @@ def distinct_names(paths: list) -> list:
 
 
 def data_unit(runs: list) -> str:
-    """What data is counted in, and a loss the mean of: "image" where all runs are on images, else "token"."""
+    """What data is counted in, and a loss the mean of: "image" where all runs are on images, else
+    "token"."""
     return "image" if all(run.is_of_images for run in runs) else "token"
 
 
 def first_step_at(evaluations: list, loss: float | None) -> float | None:
-    """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
-    or if `loss` is None. An evaluation that was not finite interrupts the curve."""
+    """The first step at which a validation curve is down to `loss`, linear between evaluations;
+    None if it never is, or if `loss` is None. An evaluation that was not finite interrupts the
+    curve."""
     if loss is None:
         return None
     before = {"val_loss": None}
@@ -130,11 +149,14 @@ def first_step_at(evaluations: list, loss: float | None) -> float | None:
 
 
 def final_loss_table(runs: list, baseline: str = "") -> list:
-    """Where each run ends, compared with the run named `baseline`, "" for the first, as dicts with the keys of COLUMNS:
-    numbers, or None for what there is not or was never reached. ValueError if no run has that name."""
+    """Where each run ends, compared with the run named `baseline`, "" for the first, as dicts with
+    the keys of COLUMNS: numbers, or None for what there is not or was never reached. ValueError if
+    no run has that name."""
     names = [run.name for run in runs]
     if baseline and baseline not in names:
-        raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {', '.join(names)}")
+        raise ValueError(
+            f"baseline={baseline!r} is none of the runs: choose one of {', '.join(names)}"
+        )
     base = runs[names.index(baseline)] if baseline else runs[0]
     targets = {run.flags.get("target_val_loss") or None for run in runs}
     target = targets.pop() if len(targets) == 1 else None
@@ -170,15 +192,27 @@ def find_warnings(runs: list) -> list:
     if data_unit(runs) == "token":  # the loss of an image is its own, however many tokens it has
         fields += ["vocab_size", "block_size"]
     differing = [field for field in fields if len({str(run.flags.get(field)) for run in runs}) > 1]
-    return [f"losses are not comparable, since these differ: {', '.join(differing)}"] if differing else []
+    return (
+        [f"losses are not comparable, since these differ: {', '.join(differing)}"]
+        if differing
+        else []
+    )
 
 
 def table_cells(rows: list) -> list:
-    """The headings and the rows of `final_loss_table` as texts, without columns that have no value."""
-    columns = {key: column for key, column in COLUMNS.items() if any(row[key] is not None for row in rows)}
+    """The headings and the rows of `final_loss_table` as texts, without columns that have no
+    value."""
+    columns = {
+        key: column for key, column in COLUMNS.items() if any(row[key] is not None for row in rows)
+    }
     lines = [[heading for heading, _ in columns.values()]]
     for row in rows:
-        lines.append(["–" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()])
+        lines.append(
+            [
+                "–" if row[key] is None else form.format(row[key])
+                for key, (_, form) in columns.items()
+            ]
+        )
     return lines
 
 
@@ -190,8 +224,8 @@ def format_table(lines: list) -> str:
 
 
 def find_differences(runs: list) -> list:
-    """[[field, "model", "train" or "versions", its default, a value for each run]] of every field but PATHS that is not
-    the same in all runs, all as text; "–" where there is none."""
+    """[[field, "model", "train" or "versions", its default, a value for each run]] of every field
+    but PATHS that is not the same in all runs, all as text; "–" where there is none."""
     found = []
     sections = {
         "model": (asdict(GPTConfig()), [run.config["model"] for run in runs]),
@@ -207,13 +241,14 @@ def find_differences(runs: list) -> list:
 
 
 def draw_losses(runs: list, path: Path) -> None:
-    """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis is fitted to what
-    comes after a twentieth of the longest run, as in a run's own loss.png."""
+    """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis
+    is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
     unit = data_unit(runs)
     for i, run in enumerate(runs):
         counted = run.flags["block_size"] if unit == "image" else 1
-        seconds = training_seconds(run.rows) or [math.nan] * len(run.rows)  # none without tokens_per_s
+        # none without tokens_per_s
+        seconds = training_seconds(run.rows) or [math.nan] * len(run.rows)
         xs = (
             [row["step"] for row in run.rows],
             [row["tokens"] // counted for row in run.rows],
@@ -232,17 +267,22 @@ def draw_losses(runs: list, path: Path) -> None:
 
 
 def compare_runs(runs: list, out: Path, baseline: str = "") -> dict:
-    """Draw loss.png in the folder `out`. Returns {"table": of `table_cells`, "warnings": of `find_warnings`}."""
+    """Draw loss.png in the folder `out`. Returns {"table": of `table_cells`, "warnings": of
+    `find_warnings`}."""
     table = table_cells(final_loss_table(runs, baseline))
     draw_losses(runs, out / "loss.png")
     return {"table": table, "warnings": find_warnings(runs)}
 
 
 def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> Path:
-    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`: names of its PNGs."""
+    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`:
+    names of its PNGs."""
     page = [f"# {len(runs)} runs compared", "## Where they end"]
     page += [f"Validation loss in nats per {data_unit(runs)}, at the last evaluation."]
-    page += [format_table(plain(comparison["table"])), *(f"**Warning:** {line}" for line in comparison["warnings"])]
+    page += [
+        format_table(plain(comparison["table"])),
+        *(f"**Warning:** {line}" for line in comparison["warnings"]),
+    ]
     page += [plain(DEFINITION), "## What differs"]
     header = ["field", "of", "default", *(run.name for run in runs)]
     page += [format_table(plain([header, *find_differences(runs)])), "## Figures"]
@@ -252,7 +292,8 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
     page.append("## How they were made")
     for run in runs:
         facts = [f"{key} {value}" for key, value in run.versions.items()]
-        page += [f"### {plain(run.name)}", f"    {make_printable(run.command)}"]  # four spaces: no markup in it
+        # four spaces: no markup in it
+        page += [f"### {plain(run.name)}", f"    {make_printable(run.command)}"]
         page.append(plain(" · ".join(facts)))
         if failure := run.rows[-1].get("failure"):
             page.append(f"**Failed:** {plain(str(failure))}")
@@ -262,7 +303,8 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
 
 
 def plain(text):
-    """`text`, or lists of texts, each in one line of Markdown that shows it as it is, without markup."""
+    """`text`, or lists of texts, each in one line of Markdown that shows it as it is, without
+    markup."""
     if isinstance(text, list):
         return [plain(part) for part in text]
     return re.sub(r"[\\`*\[\]<&|~$#]|\b_|_\b", r"\\\g<0>", make_printable(text))

@@ -2,9 +2,12 @@
 
 A figure is a `measure` and a `panels`, put together by `@register` above its `panels`:
 
-    measure(model, batches, run) → a dict for JSON, of one checkpoint; raises `NotApplicable` with the reason where the
-        figure does not apply to the run. `batches`: the `Batches` it reads; run: the `CheckpointedRun`
-    panels([what was measured of a run, with its "step", one per snapshot]) → rows of `Panel`s. Its docstring is the
+    measure(model, batches, run) → a dict for JSON, of one checkpoint; raises `NotApplicable` with
+    the reason where the
+        figure does not apply to the run. `batches`: the `Batches` it reads; run: the
+        `CheckpointedRun`
+    panels([what was measured of a run, with its "step", one per snapshot]) → rows of `Panel`s. Its
+    docstring is the
         figure's title: what it shows and, in brackets, the paper's figure that it follows
 """
 
@@ -17,12 +20,26 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 7, "figure.titlesize": 10, "axes.grid": True}
-STYLE |= {"grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False}
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "legend.fontsize": 7,
+    "figure.titlesize": 10,
+    "axes.grid": True,
+}
+STYLE |= {
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 STYLE |= {"lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
-STYLE |= {"figure.constrained_layout.use": True, "axes.titley": 1.0}  # titles that need no search take half the time
+# titles that need no search take half the time
+STYLE |= {"figure.constrained_layout.use": True, "axes.titley": 1.0}
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
-TYPE_COLORS = dict(emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8")
+TYPE_COLORS = dict(
+    emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8"
+)
 
 
 class NotApplicable(Exception):
@@ -44,7 +61,8 @@ FIGURES = {}  # name: Figure, as --figures takes them
 
 
 def register(name: str, measure: Callable, **how):
-    """Enter the function below, a `panels`, as figure `name` in FIGURES. `how`: the last fields of `Figure`."""
+    """Enter the function below, a `panels`, as figure `name` in FIGURES. `how`: the last fields of
+    `Figure`."""
 
     def enter(panels):
         shows, _, after = panels.__doc__.removesuffix(".").partition(" (")
@@ -60,7 +78,8 @@ class Panel(NamedTuple):
     lines: list = ()  # of `line`
     ylabel: str = ""
     log: str = ""  # the axes that are logarithmic: "", "y" or "xy"
-    paint: Callable | None = None  # paint(ax) draws what is not a line; it returns what needs a colorbar, or None
+    paint: Callable | None = None  # paint(ax) draws what is not a line; it returns what needs a
+    #   colorbar, or None
 
 
 def line(x, y, style: str = "o-", **how) -> tuple:
@@ -79,10 +98,13 @@ def by_block(values: list, style: str = "o-", first: int = 1, **how) -> tuple:
 
 
 def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
-    """A line over the steps for each block, the first darkest; rows: [L] for each step. The legend names two."""
+    """A line over the steps for each block, the first darkest; rows: [L] for each step. The legend
+    names two."""
     values = np.array(rows)  # (steps, L)
     colors = shades(values.shape[1])
-    lines = [line(steps, its, ".-", color=color) for its, color in zip(values.T, colors, strict=True)]
+    lines = [
+        line(steps, its, ".-", color=color) for its, color in zip(values.T, colors, strict=True)
+    ]
     for block in (0, -1):
         lines[block][1]["label"] = f"block {first + block % len(lines)}"
     return lines
@@ -94,7 +116,8 @@ def shades(n: int) -> list:
 
 
 def draw(runs: dict):
-    """A matplotlib figure of {name of a run: its rows of panels}. Lines in one place have one scale for all runs."""
+    """A matplotlib figure of {name of a run: its rows of panels}. Lines in one place have one scale
+    for all runs."""
     rows = [(name, i, panels) for name, its in runs.items() for i, panels in enumerate(its)]
     columns = max(len(panels) for *_, panels in rows)
     figsize = (9.5, 2.5 * len(rows) + 0.6)

@@ -1,5 +1,5 @@
-"""Gradients and sharpness, measured and drawn: after DNT (arXiv 2507.17501) and Blockwise LR (2502.19002). What the
-papers leave open, and what we chose: docs/analysis.md."""
+"""Gradients and sharpness, measured and drawn: after DNT (arXiv 2507.17501) and Blockwise LR
+(2502.19002). What the papers leave open, and what we chose: docs/analysis.md."""
 
 import math
 
@@ -11,18 +11,21 @@ from nanodnt.run.tracking import MATRICES, matrix_types
 from studies.analysis.figure import TYPE_COLORS, Panel, by_block, line, over_steps, register
 from studies.analysis.runs import target_shares
 
-MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
+# the last: the share that the geometric mean leaves out
+MEANS = ("arithmetic", "geometric", "zero_fraction")
 
 
 def trained_parameters(model: Transformer) -> dict:
-    """{name: parameter} of those with a gradient: all but the biases on the choice of experts, which no loss trains."""
+    """{name: parameter} of those with a gradient: all but the biases on the choice of experts,
+    which no loss trains."""
     roles = model.roles()
     return {name: p for name, p in model.named_parameters() if roles[name] != "balance"}
 
 
 @torch.enable_grad()
 def sum_gradients(model: Transformer, losses) -> dict:
-    """{parameter name: sum of the gradients of the `losses`, an iterable, on the model's device}."""
+    """{parameter name: sum of the gradients of the `losses`, an iterable, on the model's
+    device}."""
     parameters = trained_parameters(model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for loss in losses:
@@ -33,7 +36,8 @@ def sum_gradients(model: Transformer, losses) -> dict:
 
 
 def pool_by_type(tensors: dict, types: dict) -> dict:
-    """{type: all entries of that type as one vector}; tensors: {name: tensor}, types: {name: type, of all or some}."""
+    """{type: all entries of that type as one vector}; tensors: {name: tensor}, types: {name: type,
+    of all or some}."""
     pooled = {}
     for name, t in tensors.items():
         if name in types:
@@ -42,16 +46,19 @@ def pool_by_type(tensors: dict, types: dict) -> dict:
 
 
 def compute_gradients(model: Transformer, batches) -> dict:
-    """{parameter name: gradient, fp32, on the CPU} of the mean loss over targets, unclipped. ValueError if none."""
+    """{parameter name: gradient, fp32, on the CPU} of the mean loss over targets, unclipped.
+    ValueError if none."""
     shares = target_shares(batches)
     losses = (model(*batch)[1] * share for batch, share in zip(batches, shares, strict=True))
     return {name: g.cpu() for name, g in sum_gradients(model, losses).items()}
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
-    """How heavy the tail of the entries of g is: "n", "rms", and whatever their scale "kurtosis", E g⁴ / (E g²)²,
-    Gaussian 3, and "max_over_rms" [I]. These two are nan where all entries are 0, or one is not finite."""
-    g = g.detach().cpu().double()  # holds fourth powers of the smallest and the largest fp32 numbers
+    """How heavy the tail of the entries of g is: "n", "rms", and whatever their scale "kurtosis", E
+    g⁴ / (E g²)², Gaussian 3, and "max_over_rms" [I]. These two are nan where all entries are 0, or
+    one is not finite."""
+    # holds fourth powers of the smallest and the largest fp32 numbers
+    g = g.detach().cpu().double()
     rms = g.square().mean().sqrt()
     kurtosis = (g / rms).pow(4).mean()
     return {
@@ -63,8 +70,8 @@ def tail_statistics(g: torch.Tensor) -> dict:
 
 
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
-    """Histogram of |g| over bins even in log from low to high: their edges; density, the share of all entries per unit
-    of |g|; ccdf, the share at or above each edge."""
+    """Histogram of |g| over bins even in log from low to high: their edges; density, the share of
+    all entries per unit of |g|; ccdf, the share at or above each edge."""
     edges = np.geomspace(low, high, bins + 1)
     a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
     below = np.searchsorted(a, edges) / max(1, a.size)  # share of the entries below each edge
@@ -100,10 +107,11 @@ def draw_gradients(measured):
 
 
 def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:
-    """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
-    and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
-    An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
-    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
+    """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T
+    tokens, or B images, and g the gradient of their mean loss on labels drawn from softmax(logits),
+    at temperature 1 (Blockwise LR eq. 3). An unbiased estimate of the diagonal of the mean loss's
+    Gauss-Newton matrix: with such labels the gradients of different tokens are independent and have
+    mean zero. The labels depend on the generator alone, of any device."""
     counts = []  # of labels in each batch
     h = dict.fromkeys(trained_parameters(model), 0.0)
 
@@ -127,48 +135,60 @@ def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generato
     labels = []
     for sequence in x.split(1):  # the logits of all would be the largest tensor
         p = model.logits(sequence).softmax(-1).to(generator.device)
-        labels.append(torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(p.shape[:-1]))
+        labels.append(
+            torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(p.shape[:-1])
+        )
     return torch.cat(labels).to(x.device)
 
 
 def average_by_type(h: dict, types: dict) -> dict:
-    """{type: {"arithmetic": mean over all n entries (Blockwise LR eq. 4), "geometric": over those that are not 0 [I]
-    (App. A.1), "zero_fraction": the share that it leaves out, "n"}}; h: {name: tensor}, types: {name: type}."""
+    """{type: {"arithmetic": mean over all n entries (Blockwise LR eq. 4), "geometric": over those
+    that are not 0 [I] (App. A.1), "zero_fraction": the share that it leaves out, "n"}}; h: {name:
+    tensor}, types: {name: type}."""
     found = {}
     for kind, values in pool_by_type(h, types).items():
         values = values.double()
         positive = values[values > 0]
         geometric = positive.log().mean().exp().item()
         zeros = 1 - len(positive) / len(values)
-        found[kind] = dict(arithmetic=values.mean().item(), geometric=geometric, zero_fraction=zeros, n=len(values))
+        found[kind] = dict(
+            arithmetic=values.mean().item(), geometric=geometric, zero_fraction=zeros, n=len(values)
+        )
     return found
 
 
 def average_by_block(model: Transformer, h: dict) -> dict:
-    """{type: {each of MEANS: [one per block]}} of `average_by_type`, nan for a block that lacks the type. Types: "all",
-    all parameters of a block (Blockwise LR Fig. 7), and those that the blocks have."""
+    """{type: {each of MEANS: [one per block]}} of `average_by_type`, nan for a block that lacks the
+    type. Types: "all", all parameters of a block (Blockwise LR Fig. 7), and those that the blocks
+    have."""
     types = model.block_types()
     blocks = []
     for i in range(len(model.blocks)):
         inside = {name: t for name, t in h.items() if name.startswith(f"blocks.{i}.")}
-        blocks.append(average_by_type(inside, dict.fromkeys(inside, "all")) | average_by_type(inside, types))
+        blocks.append(
+            average_by_type(inside, dict.fromkeys(inside, "all")) | average_by_type(inside, types)
+        )
     missing = dict.fromkeys(MEANS, math.nan)
     kinds = [kind for kind in ("all", *TYPE_COLORS) if any(kind in its for its in blocks)]
-    return {kind: {mean: [its.get(kind, missing)[mean] for its in blocks] for mean in MEANS} for kind in kinds}
+    return {
+        kind: {mean: [its.get(kind, missing)[mean] for its in blocks] for mean in MEANS}
+        for kind in kinds
+    }
 
 
 def log10_density(values: torch.Tensor, bins: int) -> dict:
-    """{"edges": of `bins` even bins, in log₁₀, "density": of the positive entries, per decade, integral 1} (Blockwise
-    LR Fig. 2)."""
+    """{"edges": of `bins` even bins, in log₁₀, "density": of the positive entries, per decade,
+    integral 1} (Blockwise LR Fig. 2)."""
     logs = values[values > 0].double().log10().numpy()
     density, edges = np.histogram(logs, bins, density=True)
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
 def compare_to_norm(types: dict, train_config: dict) -> None:
-    """Add to `types`, of `average_by_type`, "ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are
-    proportional by Blockwise LR sec. 5, Norm's own being 1; "geo_ratio": that of geometric means; "lr_ratio": in use by
-    the run, nan without one. A ratio is nan without gains, inf over 0."""
+    """Add to `types`, of `average_by_type`, "ratio": S(Norm) / S(type) of arithmetic means, to
+    which LR ratios are proportional by Blockwise LR sec. 5, Norm's own being 1; "geo_ratio": that
+    of geometric means; "lr_ratio": in use by the run, nan without one. A ratio is nan without
+    gains, inf over 0."""
     norm = dict(types.get("norm", dict.fromkeys(MEANS, math.nan)))
     for kind, its in types.items():
         for name, mean in (("ratio", "arithmetic"), ("geo_ratio", "geometric")):
@@ -183,12 +203,19 @@ def measure_sharpness(model, batches, run):
     types = model.block_types()
     h = estimate_sharpness(model, batches, draws, run.generator(run.device))
     for name, t in h.items():
-        if types[name] in ("emb", "head") and t.ndim > 1 and model.config.vocab_size:  # 0: images have none
-            h[name] = t[: model.config.vocab_size]  # the rows that pad the vocabulary belong to no token
+        # 0: images have none
+        if types[name] in ("emb", "head") and t.ndim > 1 and model.config.vocab_size:
+            # the rows that pad the vocabulary belong to no token
+            h[name] = t[: model.config.vocab_size]
     means = average_by_type(h, types)
     compare_to_norm(means, run.train_config)
     density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
-    return {"draws": draws, "types": means, "layers": average_by_block(model, h), "log10_density": density}
+    return {
+        "draws": draws,
+        "types": means,
+        "layers": average_by_block(model, h),
+        "log10_density": density,
+    }
 
 
 @register(
@@ -199,10 +226,14 @@ def measure_sharpness(model, batches, run):
     table=(*MEANS, "ratio", "geo_ratio", "lr_ratio"),
 )
 def draw_sharpness(measured):
-    """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
+    """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3,
+    7)."""
     last = measured[-1]
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
-    averages = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
+    averages = [
+        line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean)
+        for mean in MEANS[:2]
+    ]
     blocks = [by_block(last["layers"]["all"]["arithmetic"], "ko-", label="whole block")]
     training, densities = [], []
     for kind in kinds:

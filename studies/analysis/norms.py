@@ -1,5 +1,6 @@
-"""Norms of parameters, norm slots, DyT and scale vectors, measured and drawn: after Blockwise LR (arXiv 2502.19002),
-DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and what we chose: docs/analysis.md."""
+"""Norms of parameters, norm slots, DyT and scale vectors, measured and drawn: after Blockwise LR
+(arXiv 2502.19002), DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and
+what we chose: docs/analysis.md."""
 
 import math
 from functools import partial
@@ -12,29 +13,45 @@ import torch.nn.functional as F
 from layers.ops import upcast
 from model import Transformer
 from nanodnt.run.tracking import gain_vectors, joint_gain, matrix_types, smallest_row
-from studies.analysis.figure import TYPE_COLORS, NotApplicable, Panel, by_block, line, over_steps, register, shades
+from studies.analysis.figure import (
+    TYPE_COLORS,
+    NotApplicable,
+    Panel,
+    by_block,
+    line,
+    over_steps,
+    register,
+    shades,
+)
 from studies.analysis.gradients import pool_by_type, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import walk
 
-LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}  # of measure_norms, as drawn
+# of measure_norms, as drawn
+LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}
 
 
 def norms_by_type(parameters: dict, types: dict) -> dict:
-    """{type: L2 norm of all its parameters as one vector}; parameters: {name: tensor}, types: {name: type}."""
-    return {kind: torch.linalg.vector_norm(v).item() for kind, v in pool_by_type(parameters, types).items()}
+    """{type: L2 norm of all its parameters as one vector}; parameters: {name: tensor}, types:
+    {name: type}."""
+    return {
+        kind: torch.linalg.vector_norm(v).item()
+        for kind, v in pool_by_type(parameters, types).items()
+    }
 
 
 @torch.no_grad()
 def measure_norms(model, batches=None, run=None):
-    """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a block's matrices as
-    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L] (Blockwise LR Fig. 6 a, b); "embedding": of
-    `smallest_row`}."""
+    """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a
+    block's matrices as one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L] (Blockwise LR
+    Fig. 6 a, b); "embedding": of `smallest_row`}."""
     types = matrix_types(model)
     blocks = []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
-        blocks.append(norms | {f"{of}_gain": float(joint_gain(getattr(block, of))) for of in ("attn", "mlp")})
+        blocks.append(
+            norms | {f"{of}_gain": float(joint_gain(getattr(block, of))) for of in ("attn", "mlp")}
+        )
     return {
         "types": norms_by_type(trained_parameters(model), model.block_types()),
         "blocks": {kind: [norms[kind] for norms in blocks] for kind in blocks[0]},
@@ -44,7 +61,8 @@ def measure_norms(model, batches=None, run=None):
 
 @register("norms", measure_norms, over_training=True)
 def draw_norms(measured):
-    """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig. 6)."""
+    """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig.
+    6)."""
     last = measured[-1]
     panels = []
     for branch, keys in LINES.items():
@@ -53,26 +71,43 @@ def draw_norms(measured):
     types = []
     for kind, color in TYPE_COLORS.items():
         if kind in last["types"]:
-            types.append(over_steps(measured, [m["types"][kind] for m in measured], color=color, label=kind))
+            types.append(
+                over_steps(measured, [m["types"][kind] for m in measured], color=color, label=kind)
+            )
     panels.append(Panel("all parameters of a type", "step", types))
     if last["embedding"]:  # images have none
         tables = [m["embedding"] for m in measured]
-        rows = over_steps(measured, [its["rows"] * its["smallest"] for its in tables], label="d · min ‖w̃‖²")
+        rows = over_steps(
+            measured, [its["rows"] * its["smallest"] for its in tables], label="d · min ‖w̃‖²"
+        )
         gain = over_steps(measured, [its["gain"] ** 2 for its in tables], color="k", label="‖γ‖²")
-        panels.append(Panel("smallest row of the embedding,\nand the norm after it", "step", [rows, gain], log="y"))
+        panels.append(
+            Panel(
+                "smallest row of the embedding,\nand the norm after it",
+                "step",
+                [rows, gain],
+                log="y",
+            )
+        )
     return [panels]
 
 
 def norm_slots(model: Transformer) -> dict:
-    """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
+    """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP
+    are not on it."""
     places = product(range(len(model.blocks)), ("attn", "mlp"), ("pre", "mid", "post"))
-    names = "input_norm", *(f"blocks.{i}.{branch}.{place}" for i, branch, place in places), "final_norm"
+    names = (
+        "input_norm",
+        *(f"blocks.{i}.{branch}.{place}" for i, branch, place in places),
+        "final_norm",
+    )
     slots = {name: model.get_submodule(name) for name in names}
     return {name: slot for name, slot in slots.items() if slot.norm != "none"}
 
 
 def short_slot(slot: str, block: bool = True) -> str:
-    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the same in all."""
+    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the
+    same in all."""
     parts = [part for part in slot.split(".") if part != "f"]
     if parts[0] != "blocks":
         return slot
@@ -81,8 +116,9 @@ def short_slot(slot: str, block: bool = True) -> str:
 
 @torch.no_grad()
 def measure_alpha(model, batches, run=None):
-    """{"slots": [{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of its input}] of every DyT, in the
-    order of the forward, "pearson_r": between the two, nan where all α are the same} (DyT Fig. 8)."""
+    """{"slots": [{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of its input}] of
+    every DyT, in the order of the forward, "pearson_r": between the two, nan where all α are the
+    same} (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
     if not slots:
         raise NotApplicable("no DyT")
@@ -91,10 +127,15 @@ def measure_alpha(model, batches, run=None):
         x = x.cpu().double()
         return x.numel(), x.sum().item(), x.square().sum().item()
 
-    n, total, squares = sum(np.array(found) for found in walk(model, batches, slots.values(), sums)).T
+    n, total, squares = sum(
+        np.array(found) for found in walk(model, batches, slots.values(), sums)
+    ).T
     inv_std = (squares / n - (total / n) ** 2) ** -0.5
     alpha = [float(slot.alpha) for slot in slots.values()]
-    found = [dict(slot=name, alpha=a, inv_std=s) for name, a, s in zip(slots, alpha, inv_std.tolist(), strict=True)]
+    found = [
+        dict(slot=name, alpha=a, inv_std=s)
+        for name, a, s in zip(slots, alpha, inv_std.tolist(), strict=True)
+    ]
     pearson_r = float(np.corrcoef(alpha, inv_std)[0, 1]) if np.ptp(alpha) else math.nan
     return {"slots": found, "pearson_r": pearson_r}
 
@@ -106,26 +147,39 @@ def draw_alpha(measured):
     alphas, inverse, ends = [], [], []
     for i, (slot, color) in enumerate(zip(slots, shades(len(slots)), strict=True)):
         alphas.append(over_steps(measured, [m["slots"][i]["alpha"] for m in measured], color=color))
-        inverse.append(over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color))
+        inverse.append(
+            over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color)
+        )
         label = short_slot(slot["slot"]) if i in (0, len(slots) - 1) else None
         ends.append(line(slot["inv_std"], slot["alpha"], color=color, label=label))
     label = "1 / std of the input"
     title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
-    panels = [Panel("α over training", "step", alphas, "α"), Panel("1/std over training", "step", inverse, label)]
+    panels = [
+        Panel("α over training", "step", alphas, "α"),
+        Panel("1/std over training", "step", inverse, label),
+    ]
     return [[*panels, Panel(title, label, ends, "α")]]
 
 
 @torch.no_grad()
-def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator: torch.Generator) -> dict:
-    """{"x", "y", "token", "channel": input of norm slot `slot_name`, output before the affine part, index of the token
-    in all inputs, and channel of at most n elements, drawn without replacement (DyT Figs. 2, 4)}."""
+def norm_scatter(
+    model: Transformer, batches, slot_name: str, n: int, generator: torch.Generator
+) -> dict:
+    """{"x", "y", "token", "channel": input of norm slot `slot_name`, output before the affine part,
+    index of the token in all inputs, and channel of at most n elements, drawn without replacement
+    (DyT Figs. 2, 4)}."""
     slot = norm_slots(model)[slot_name]
     x = torch.cat([x.flatten(0, 1) for (x,) in walk(model, batches, [slot], upcast)])  # (tokens, C)
     y = slot.normalise(slot.const_in * x)
     chosen = torch.randperm(x.numel(), generator=generator)[:n].sort().values
     token = chosen // x.shape[1]
     channel = chosen % x.shape[1]
-    found = {"x": x.cpu()[token, channel], "y": y.cpu()[token, channel], "token": token, "channel": channel}
+    found = {
+        "x": x.cpu()[token, channel],
+        "y": y.cpu()[token, channel],
+        "token": token,
+        "channel": channel,
+    }
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -157,8 +211,9 @@ def paint_points(points: dict, by: str, ax) -> None:
 
 @torch.no_grad()
 def measure_gains(model, batches=None, run=None):
-    """{"slots": {slot name: {"rms", "std"}}, "cosines": by block [{"qk", "qv", "kv": between the gains of HG}], nan
-    without a pre norm (Mix-LN's first blocks), [] without HG} (scale vectors, Fig. 4)."""
+    """{"slots": {slot name: {"rms", "std"}}, "cosines": by block [{"qk", "qv", "kv": between the
+    gains of HG}], nan without a pre norm (Mix-LN's first blocks), [] without HG} (scale vectors,
+    Fig. 4)."""
     gains = gain_vectors(model)
     if not gains:
         raise NotApplicable("no scale vector")
@@ -171,7 +226,9 @@ def measure_gains(model, batches=None, run=None):
     cosines = []
     for i in range(len(model.blocks)):
         of = {part: gains.get(f"blocks.{i}.attn.f.{part}.pre", missing) for part in "qkv"}
-        cosines.append({a + b: F.cosine_similarity(of[a], of[b], dim=0).item() for a, b in ("qk", "qv", "kv")})
+        cosines.append(
+            {a + b: F.cosine_similarity(of[a], of[b], dim=0).item() for a, b in ("qk", "qv", "kv")}
+        )
     return {"slots": slots, "cosines": cosines}
 
 
@@ -186,8 +243,12 @@ def draw_gains(measured):
         label = None if kind in colors else kind
         color = colors.setdefault(kind, f"C{len(colors) % 10}")
         gains = [m["slots"][slot] for m in measured]
-        sizes.append(over_steps(measured, [gain["rms"] for gain in gains], color=color, label=label))
-        spreads.append(over_steps(measured, [gain["std"] / gain["rms"] for gain in gains], color=color))
+        sizes.append(
+            over_steps(measured, [gain["rms"] for gain in gains], color=color, label=label)
+        )
+        spreads.append(
+            over_steps(measured, [gain["std"] / gain["rms"] for gain in gains], color=color)
+        )
     for block in range(len(last["cosines"])):
         for pair, color in (("qk", "C0"), ("qv", "C1"), ("kv", "C2")):
             values = [m["cosines"][block][pair] for m in measured]

@@ -1,4 +1,5 @@
-"""A run's checkpoints, or a model of Hugging Face, and the validation data that they are measured on."""
+"""A run's checkpoints, or a model of Hugging Face, and the validation data that they are measured
+on."""
 
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from nanodnt.weights import model_from_checkpoint
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
 LONGEST = 1024  # tokens of a window of a model of Hugging Face, whose context can be far longer [I]
-WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image [I]
+# scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image
+# [I]
+WINDOW = 128
 
 
 class CheckpointedRun:
-    """A run directory, or one checkpoint file in it, and the data it is measured on. `config`: an AnalyzeConfig."""
+    """A run directory, or one checkpoint file in it, and the data it is measured on. `config`: an
+    AnalyzeConfig."""
 
     def __init__(self, path: Path, name: str, config, device: torch.device):
         self.name, self.config, self.device = name, config, device
@@ -33,7 +37,9 @@ class CheckpointedRun:
                 kept[load_checkpoint(last)["step"]] = last
             if not kept:
                 there = ", ".join(sorted(fingerprint(path))) or "no checkpoint at all"
-                raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): name a run or a checkpoint")
+                raise ValueError(
+                    f"{path} holds neither last.pt nor step_N.pt ({there}): name a run or a checkpoint"
+                )
         self.snapshots = pick_evenly([kept[step] for step in sorted(kept)], config.snapshots)
         checkpoint = load_checkpoint(self.snapshots[-1])
         trained_on = checkpoint["meta"]
@@ -44,9 +50,13 @@ class CheckpointedRun:
         dataset = config.dataset or self.train_config["dataset"]
         self.data = open_validation(dataset, self.model_config, trained_on, path)
         if self.data.splits["val"] != trained_on.get("splits", {}).get("val"):
-            print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
+            print(
+                f"note: {name}: {dataset!r} has another validation split than the data of its training"
+            )
         if self.train_config.get("doc_mask"):
-            print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
+            print(
+                f"note: {name} was trained with doc_mask; here the documents of a row see each other"
+            )
 
     def load(self, path: Path) -> tuple:
         """(model in eval mode, fp32, on the device; step)."""
@@ -59,27 +69,31 @@ class CheckpointedRun:
 
 
 def open_validation(dataset: str, config: GPTConfig, trained_on: dict, source) -> PreparedData:
-    """The prepared dataset, for the model `source` of this config, trained on `trained_on`, a meta.json. ValueError
-    where they do not fit."""
+    """The prepared dataset, for the model `source` of this config, trained on `trained_on`, a
+    meta.json. ValueError where they do not fit."""
     task = task_of(config)
     meta = load_meta(dataset)
     reads = task_of_data(meta).reads
     if reads != task.reads:
-        raise ValueError(f"dataset {dataset!r} is of {reads}, {source} of {task.reads}: choose another --dataset")
+        raise ValueError(
+            f"dataset {dataset!r} is of {reads}, {source} of {task.reads}: choose another --dataset"
+        )
     task.check_data(dataset, meta, trained_on, config)
     return open_data(TrainConfig(dataset=dataset), config, meta)
 
 
 class PretrainedModel(CheckpointedRun):
-    """A folder or name of Hugging Face in place of a run: it has one checkpoint, and no record of its training. It is
-    measured on the text file `config.dataset`, or on a prepared dataset with its tokenizer, in windows of its context,
-    at most LONGEST tokens."""
+    """A folder or name of Hugging Face in place of a run: it has one checkpoint, and no record of
+    its training. It is measured on the text file `config.dataset`, or on a prepared dataset with
+    its tokenizer, in windows of its context, at most LONGEST tokens."""
 
     train_config = {}
 
     def __init__(self, path: Path, name: str, config, device: torch.device):
         if not config.dataset:
-            raise ValueError("init_from needs --dataset=FILE: a text (UTF-8), or a dataset with the model's tokenizer")
+            raise ValueError(
+                "init_from needs --dataset=FILE: a text (UTF-8), or a dataset with the model's tokenizer"
+            )
         self.name, self.config, self.device = name, config, device
         self.folder, self.snapshots, self.images = None, [path], False
         trained = load_pretrained(config.init_from, LONGEST)
@@ -87,13 +101,19 @@ class PretrainedModel(CheckpointedRun):
         self.block_size = trained.model.config.block_size
         path = Path(config.dataset)
         if not path.is_file() and (folder_of(config.dataset).is_dir() or path.is_dir()):
-            self.data = open_validation(config.dataset, trained.model.config, trained.meta, config.init_from)
+            self.data = open_validation(
+                config.dataset, trained.model.config, trained.meta, config.init_from
+            )
             return
         examples = open_text(config.dataset, 0, trained).examples
-        self.data = Windows([its for its in examples if len(its.inputs) == self.block_size], self.block_size)
+        self.data = Windows(
+            [its for its in examples if len(its.inputs) == self.block_size], self.block_size
+        )
         if not self.data.n_val:
             few = f"{len(examples[0].targets)} tokens, too few"
-            raise ValueError(f"{config.dataset} has {few} for a window of {self.block_size}: name a longer text")
+            raise ValueError(
+                f"{config.dataset} has {few} for a window of {self.block_size}: name a longer text"
+            )
 
     def load(self, path: Path) -> tuple:
         return self.model.to(self.device), 0
@@ -106,19 +126,27 @@ class Windows(PreparedData):
         self.examples, self.block_size, self.n_val = examples, block_size, len(examples)
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
-        return tuple(np.stack([getattr(self.examples[i], part) for i in chosen]) for part in ("inputs", "targets"))
+        return tuple(
+            np.stack([getattr(self.examples[i], part) for i in chosen])
+            for part in ("inputs", "targets")
+        )
 
 
 class Batches:
-    """At most `tokens` tokens of a run's validation data: evenly spread windows, of each the first `length` if given,
-    or images; at least one. An iterable of (inputs, targets) on the run's device, of MICRO_TOKENS tokens or less, each
-    read when it is its turn. `count`: how much it is, {"tokens": number}, or {"images": number}."""
+    """At most `tokens` tokens of a run's validation data: evenly spread windows, of each the first
+    `length` if given, or images; at least one. An iterable of (inputs, targets) on the run's
+    device, of MICRO_TOKENS tokens or less, each read when it is its turn. `count`: how much it is,
+    {"tokens": number}, or {"images": number}."""
 
     def __init__(self, run: CheckpointedRun, tokens: int, length: int = 0):
         whole = run.images or not length or length > run.block_size  # an image cannot be cut
         self.run, self.length = run, run.block_size if whole else length
         self.starts = run.data.validation(max(1, tokens // self.length) * run.block_size)
-        self.count = {"images": len(self.starts)} if run.images else {"tokens": len(self.starts) * self.length}
+        self.count = (
+            {"images": len(self.starts)}
+            if run.images
+            else {"tokens": len(self.starts) * self.length}
+        )
 
     def __iter__(self):
         rows = max(1, MICRO_TOKENS // self.run.block_size)
@@ -126,7 +154,11 @@ class Batches:
             chosen = self.starts[first : first + rows]
             batch = self.run.data.val_batch(chosen, len(chosen))
             inputs, targets = (torch.from_numpy(part).to(self.run.device) for part in batch)
-            yield (inputs, targets) if self.run.images else (inputs[:, : self.length], targets[:, : self.length])
+            yield (
+                (inputs, targets)
+                if self.run.images
+                else (inputs[:, : self.length], targets[:, : self.length])
+            )
 
 
 def target_shares(batches) -> list:
@@ -139,12 +171,19 @@ def target_shares(batches) -> list:
 
 def kept_steps(folder: Path) -> dict:
     """{step: path} of the checkpoints step_N.pt, in their order."""
-    found = {int(path.stem[5:]): path for path in folder.glob("step_*.pt") if path.stem[5:].isdigit()}
+    found = {
+        int(path.stem[5:]): path for path in folder.glob("step_*.pt") if path.stem[5:].isdigit()
+    }
     return dict(sorted(found.items()))
 
 
 def pick_evenly(items: list, most: int) -> list:
-    """At most `most` of the items, evenly spread; always the last, and the first if `most` is at least 2."""
+    """At most `most` of the items, evenly spread; always the last, and the first if `most` is at
+    least 2."""
     if len(items) <= most:
         return items
-    return [items[-1]] if most == 1 else [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    return (
+        [items[-1]]
+        if most == 1
+        else [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    )

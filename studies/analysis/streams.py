@@ -1,5 +1,5 @@
-"""The residual stream and the attention logits, measured and drawn: after LNS (arXiv 2502.05795). What the paper leaves
-open, and what we chose: docs/analysis.md."""
+"""The residual stream and the attention logits, measured and drawn: after LNS (arXiv 2502.05795).
+What the paper leaves open, and what we chose: docs/analysis.md."""
 
 import math
 from functools import partial
@@ -20,21 +20,26 @@ from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 @torch.no_grad()
 def walk(model: Transformer, batches, modules, note):
-    """Of each batch, a list: what note(*inputs) returns of each module, in the forward's order, final norm last."""
+    """Of each batch, a list: what note(*inputs) returns of each module, in the forward's order,
+    final norm last."""
     for inputs, _ in batches:
         found = []
-        with watch([(module, lambda args, y, found=found: found.append(note(*args))) for module in modules]):
+        with watch(
+            [(module, lambda args, y, found=found: found.append(note(*args))) for module in modules]
+        ):
             model.final_norm(model.stream(inputs))
         yield found
 
 
 def collect_streams(model: Transformer, batches):
-    """Of each batch L + 1 CPU tensors (B, T, C): the stream into block 1 and after each, before the final norm."""
+    """Of each batch L + 1 CPU tensors (B, T, C): the stream into block 1 and after each, before the
+    final norm."""
     return walk(model, batches, [*model.blocks, model.final_norm], lambda x, *_: x.cpu())
 
 
 def stream_variance(model: Transformer, batches, run=None) -> dict:
-    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens."""
+    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean
+    over all tokens."""
     rows = []
     found = {"stream": [], "attn": [], "mlp": []}
     for inputs, _ in batches:
@@ -52,23 +57,36 @@ def draw_variance(measured):
     for m, color in zip(measured, shades(len(measured)), strict=True):
         streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
     branches = [by_block(measured[-1][branch], label=label) for branch, label in BRANCHES.items()]
-    panels = [Panel("residual stream", "after block (0: what enters the first)", streams, "variance", log="y")]
+    panels = [
+        Panel(
+            "residual stream",
+            "after block (0: what enters the first)",
+            streams,
+            "variance",
+            log="y",
+        )
+    ]
     panels += [Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]
     return [panels]
 
 
 def token_angles(streams: list) -> torch.Tensor:
-    """(n, n, tokens): arccos(cosine) / π between each two of n streams (…, C): 0 = same direction, 0.5 = orthogonal,
-    1 = opposite (LNS eq. 1)."""
+    """(n, n, tokens): arccos(cosine) / π between each two of n streams (…, C): 0 = same direction,
+    0.5 = orthogonal, 1 = opposite (LNS eq. 1)."""
     unit = F.normalize(torch.stack(streams).flatten(1, -2).double(), dim=-1, eps=1e-300)
     return torch.einsum("anc,bnc->abn", unit, unit).clamp(-1, 1).arccos() / math.pi
 
 
 def angular_distance(model: Transformer, batches) -> list:
     """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens."""
-    sequences = (sequence for streams in collect_streams(model, batches) for sequence in zip(*streams, strict=True))
+    sequences = (
+        sequence
+        for streams in collect_streams(model, batches)
+        for sequence in zip(*streams, strict=True)
+    )
     angles = [token_angles(sequence).mean(-1) for sequence in sequences]
-    return torch.stack(angles).mean(0).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+    # on the diagonal there is only rounding
+    return torch.stack(angles).mean(0).fill_diagonal_(0.0).tolist()
 
 
 def measure_angular(model, batches, run=None):
@@ -91,8 +109,9 @@ def draw_angular(measured):
 
 @torch.no_grad()
 def removal_drop(model: Transformer, batches, run=None) -> dict:
-    """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of images also {"top1":
-    share whose class has the largest logit, "top1_drop": [how much lower]}. Other blocks keep LNS's constants."""
+    """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of
+    images also {"top1": share whose class has the largest logit, "top1_drop": [how much lower]}.
+    Other blocks keep LNS's constants."""
     shares = target_shares(batches)
 
     def measure():
@@ -117,9 +136,16 @@ def removal_drop(model: Transformer, batches, run=None) -> dict:
 
 @register("removal", removal_drop, tokens=32768)
 def draw_removal(measured):
-    """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3, 7)."""
+    """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3,
+    7)."""
     last = measured[-1]
-    panels = [Panel(f"loss above the full model's {last['loss']:.3f}, nats", "deleted block", [by_block(last["drop"])])]
+    panels = [
+        Panel(
+            f"loss above the full model's {last['loss']:.3f}, nats",
+            "deleted block",
+            [by_block(last["drop"])],
+        )
+    ]
     if "top1" in last:
         title = f"top-1 below the full model's {last['top1']:.1%}"
         panels.append(Panel(title, "deleted block", [by_block(last["top1_drop"])]))
@@ -127,10 +153,11 @@ def draw_removal(measured):
 
 
 def token_functions(model: Transformer, batches, positions: list, modules: list):
-    """Of each sequence b a list, for each of the residual sub-layers `modules`: (x (C,), function). x is the token at
-    positions[b] as it enters, function(copies (n, 1, C), residual=True) → (n, 1, C) what leaves for so many variants of
-    it, or without `residual` the branch output as it is added. The tokens that this one sees, those before it or all of
-    an image, are held fixed: their keys and values are put in a cache."""
+    """Of each sequence b a list, for each of the residual sub-layers `modules`: (x (C,), function).
+    x is the token at positions[b] as it enters, function(copies (n, 1, C), residual=True) → (n, 1,
+    C) what leaves for so many variants of it, or without `residual` the branch output as it is
+    added. The tokens that this one sees, those before it or all of an image, are held fixed: their
+    keys and values are put in a cache."""
     positions = iter(positions)
     for entering in walk(model, batches, modules, lambda x, rope=None, *_: (x, rope)):
         for b in range(len(entering[0][0])):
@@ -145,7 +172,9 @@ def token_functions(model: Transformer, batches, positions: list, modules: list)
 def hold_others(module, sequence, rope, t: int, causal: bool):
     """The function of `token_functions` for token t of sequence (T, C)."""
     others = sequence[:t] if causal else torch.cat((sequence[:t], sequence[t + 1 :]))
-    before, here = (rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1)))
+    before, here = (
+        rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1))
+    )
     held = KVCache(len(others) + 1)
     looks = isinstance(module.f, Attention)  # the FFN looks at no other token
     if looks and len(others):
@@ -176,9 +205,12 @@ def pull_back(function, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(products)[:, 0]
 
 
-def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
-    """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5); x
-    enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0."""
+def residual_jacobian(
+    model: Transformer, batches, positions: list, block: int, branch: str
+) -> torch.Tensor:
+    """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the
+    sequences (LNS Fig. 5); x enters and y leaves the residual sub-layer `branch` ("attn" or "mlp")
+    of block `block`, counted from 0."""
     tokens = token_functions(model, batches, positions, [getattr(model.blocks[block], branch)])
     jacobians = (pull_back(function, x, torch.eye(len(x)).to(x)) for ((x, function),) in tokens)
     return (sum(jacobians) / len(positions)).cpu()
@@ -203,7 +235,9 @@ def measure_jacobian(model, batches, run):
         jacobian = residual_jacobian(model, batches, positions, block, branch)
         layers[branch].append({"deviation": deviation(jacobian)})
         if block in pick_evenly(blocks, 3):
-            maps[branch].append({"block": block + 1, "map": jacobian[channels][:, channels].tolist()})
+            maps[branch].append(
+                {"block": block + 1, "map": jacobian[channels][:, channels].tolist()}
+            )
     return {"positions": positions, "channels": channels, "maps": maps, "layers": layers}
 
 
@@ -214,7 +248,14 @@ def draw_jacobian(measured):
     for branch, label in BRANCHES.items():
         row = []
         for shown in measured[-1]["maps"][branch]:
-            row.append(Panel(f"block {shown['block']}", "", ylabel=label, paint=partial(paint_map, shown["map"])))
+            row.append(
+                Panel(
+                    f"block {shown['block']}",
+                    "",
+                    ylabel=label,
+                    paint=partial(paint_map, shown["map"]),
+                )
+            )
         deviations = [its["deviation"] for its in measured[-1]["layers"][branch]]
         rows.append([*row, Panel("‖J−I‖/√C", "block", [by_block(deviations)])])
     return rows
@@ -236,4 +277,6 @@ def draw_logits(measured):
     at_end = by_block(measured[-1]["layers"])
     largest = over_steps(measured, [max(m["layers"]) for m in measured])
     panels = [Panel("at the end", "block", [at_end], "largest |q·k| / √head_dim", log="y")]
-    return [[*panels, Panel("over training, the largest of all blocks", "step", [largest], log="y")]]
+    return [
+        [*panels, Panel("over training, the largest of all blocks", "step", [largest], log="y")]
+    ]

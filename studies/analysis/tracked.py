@@ -1,4 +1,5 @@
-"""What a run logged about itself while training, drawn: row["track"] of metrics.jsonl (nanodnt/run/tracking.py)."""
+"""What a run logged about itself while training, drawn: row["track"] of metrics.jsonl
+(nanodnt/run/tracking.py)."""
 
 import math
 from functools import partial
@@ -12,12 +13,17 @@ from studies.analysis.figure import NotApplicable, Panel, blocks_over_steps, lin
 from studies.analysis.norms import LINES
 from studies.analysis.runs import pick_evenly
 
-BY_ROLE = {"grad_norm": "gradient norm", "grad_kurtosis": "gradient kurtosis", "update_ratio": "update / weight norm"}
+BY_ROLE = {
+    "grad_norm": "gradient norm",
+    "grad_kurtosis": "gradient kurtosis",
+    "update_ratio": "update / weight norm",
+}
 BY_DEPTH = {"stream_var": "variance of the stream", "logit_max": "largest attention logit"}
 
 
 def read_tracks(run) -> dict:
-    """{step: row["track"]} of metrics.jsonl, nan for what was not finite; NotApplicable if there is none."""
+    """{step: row["track"]} of metrics.jsonl, nan for what was not finite; NotApplicable if there is
+    none."""
     if run.folder is None:
         raise NotApplicable("a model of Hugging Face has no record of its training")
     tracks = {row["step"]: row["track"] for row in read_metrics(run.folder) if row.get("track")}
@@ -30,7 +36,8 @@ def measure_experts(model, batches, run):
     if not model.config.n_expert:
         raise NotApplicable("no mixture of experts")
     tracks = read_tracks(run)
-    load = np.array([track["load"] for track in tracks.values()]) * model.config.n_expert  # (rows, L, E); mean 1
+    # (rows, L, E); mean 1
+    load = np.array([track["load"] for track in tracks.values()]) * model.config.n_expert
     shown = pick_evenly(list(range(load.shape[1])), 3)
     return {
         "steps": list(tracks),
@@ -65,20 +72,26 @@ def paint_load(steps: list, load: np.ndarray, ax):
     """A map of load (rows, E) over the steps. A load of 0 has a color: the lowest."""
     experts = range(1, load.shape[1] + 1)
     shown = np.maximum(load.T, 1e-9)
-    return ax.pcolormesh(steps, experts, shown, norm=LogNorm(0.25, 4), cmap="RdBu_r", shading="nearest")
+    return ax.pcolormesh(
+        steps, experts, shown, norm=LogNorm(0.25, 4), cmap="RdBu_r", shading="nearest"
+    )
 
 
 def measure_tracking(model, batches, run):
     tracks = read_tracks(run)
     keys = [*BY_ROLE, *BY_DEPTH, "block_norm", "embedding"]
     found = {key: [track[key] for track in tracks.values()] for key in keys}
-    ranges = [{slot: high - low for slot, (_, low, high) in track["gain"].items()} for track in tracks.values()]
+    ranges = [
+        {slot: high - low for slot, (_, low, high) in track["gain"].items()}
+        for track in tracks.values()
+    ]
     return {"steps": list(tracks), **found, "gain_range": ranges}
 
 
 @register("tracking", measure_tracking)
 def draw_tracking(measured):
-    """What the run logged about itself: gradients and updates by role, stream, logits, gains, norms of the theorems."""
+    """What the run logged about itself: gradients and updates by role, stream, logits, gains, norms
+    of the theorems."""
     last = measured[-1]
     steps = last["steps"]
 
@@ -91,7 +104,10 @@ def draw_tracking(measured):
     for key, title in BY_DEPTH.items():
         lines = blocks_over_steps(steps, last[key], first=int(key == "logit_max"))
         by_depth.append(Panel(f"{title}, by block", "step", lines, log="y"))
-    gains = [line(steps, [row[slot] for row in last["gain_range"]], "C0-") for slot in last["gain_range"][0]]
+    gains = [
+        line(steps, [row[slot] for row in last["gain_range"]], "C0-")
+        for slot in last["gain_range"][0]
+    ]
     by_depth.append(Panel("gains: largest − smallest, each slot", "step", gains))
     bounds = []
     for branch, kinds in LINES.items():
@@ -99,5 +115,12 @@ def draw_tracking(measured):
         bounds.append(Panel(f"{branch}: ‖W‖, ‖γ‖ of block 1", "step", lines_of(rows), log="y"))
     if tables := [its for its in last["embedding"] if its]:  # images have none
         rows = [{"d · min ‖w̃‖²": e["rows"] * e["smallest"], "‖γ‖²": e["gain"] ** 2} for e in tables]
-        bounds.append(Panel("smallest row of the embedding,\nand the norm after it", "step", lines_of(rows), log="y"))
+        bounds.append(
+            Panel(
+                "smallest row of the embedding,\nand the norm after it",
+                "step",
+                lines_of(rows),
+                log="y",
+            )
+        )
     return [by_role, by_depth, bounds]

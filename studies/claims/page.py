@@ -1,4 +1,5 @@
-"""RESULTS/NAME.md and its figure: what the record of a study says, first what is decided, in plain words."""
+"""RESULTS/NAME.md and its figure: what the record of a study says, first what is decided, in plain
+words."""
 
 import math
 import textwrap
@@ -70,7 +71,9 @@ def format_rate(name: str, experiment: Experiment) -> str:
         return "the config's"
     if not tuned.tried:
         return f"{tuned.lr:g}, {arm.rate_from}"
-    text = ", ".join(f"{lr:g}: {' / '.join(map(format_loss, losses))}" for lr, losses in tuned.tried.items())
+    text = ", ".join(
+        f"{lr:g}: {' / '.join(map(format_loss, losses))}" for lr, losses in tuned.tried.items()
+    )
     for files, (lr, loss) in tuned.variants.items():
         text += f"; `{files or 'as it is'}`: {format_loss(loss)} at {lr:g}"
     return f"{tuned.lr:g}, tuned ({text})"
@@ -79,7 +82,9 @@ def format_rate(name: str, experiment: Experiment) -> str:
 def describe_runs(experiment: Experiment) -> str:
     """Scale, hardware, versions, days, seeds and time of the recorded runs."""
     runs = experiment.record.runs.values()
-    machines = sorted({f"{run['machine']['hardware']} (torch {run['machine']['torch']})" for run in runs})
+    machines = sorted(
+        {f"{run['machine']['hardware']} (torch {run['machine']['torch']})" for run in runs}
+    )
     days = sorted({run["machine"]["date"] for run in runs})
     seeds = f"seeds {', '.join(map(str, TUNING_SEEDS))} tune and plan, {', '.join(map(str, SEEDS))} are reported"
     hours = sum(run["seconds"] for run in runs) / 3600
@@ -92,10 +97,15 @@ def verdict_rows(rows: list) -> list:
     table = [["paper", "found here", "ours (95% interval)", "paper's", "verdict"]]
     for row in rows:
         claim, number = row["claim"], row["claim"].number
-        published = claim.expect if claim.expect in ("equal", "not above") else format_number(number.published)
+        published = (
+            claim.expect
+            if claim.expect in ("equal", "not above")
+            else format_number(number.published)
+        )
         verdict = f"**{row['class']}**" + (f" ({row['why']})" if row["why"] else "")
         ours = format_values(row["values"][number], row["pooled"])
-        words = claim.plain.get(row["class"], claim.statement)  # of the claims file for this class, or the statement
+        # of the claims file for this class, or the statement
+        words = claim.plain.get(row["class"], claim.statement)
         table.append([claim.paper or "ours", f"[{words}](#{claim.id})", ours, published, verdict])
     return table
 
@@ -112,14 +122,23 @@ def number_table(row: dict) -> list:
 
 def arm_table(names: list, experiment: Experiment) -> list:
     """The lines of the table of arms, with rates and losses."""
-    rows = [["arm", "files and flags", "learning rate (losses with the tuning seeds)", "validation loss by seed"]]
+    rows = [
+        [
+            "arm",
+            "files and flags",
+            "learning rate (losses with the tuning seeds)",
+            "validation loss by seed",
+        ]
+    ]
     for name in names:
         base, files = experiment.study.arms[name].base, experiment.tune(name).files
         runs = experiment.reported(name, experiment.seeds_of(name))
         losses = "–"
         with suppress(MissingRun):
             losses = ", ".join(map(format_loss, experiment.measure("loss", runs)))
-        rows.append([name, f"{base}: `{files}`" if files else base, format_rate(name, experiment), losses])
+        rows.append(
+            [name, f"{base}: `{files}`" if files else base, format_rate(name, experiment), losses]
+        )
     return markdown_table(rows)
 
 
@@ -134,7 +153,8 @@ def protocol_table(claim, experiment: Experiment) -> list:
 
 
 def claim_section(row: dict, experiment: Experiment) -> list:
-    """The folded lines on a claim: its protocol, its numbers, of which the first decides, and their arms."""
+    """The folded lines on a claim: its protocol, its numbers, of which the first decides, and their
+    arms."""
     claim = row["claim"]
     plan = f"Smallest effect that matters: {claim.effect:.3g}. Planned: {row['plan']}."
     if row["p"] is not None:
@@ -142,21 +162,27 @@ def claim_section(row: dict, experiment: Experiment) -> list:
     if pooled := row["pooled"]:
         plan += f" The variance is pooled over arms, {pooled[1]} degrees of freedom."
     lines = [f'<a id="{claim.id}"></a>\n<details>']
-    lines.append(f"<summary><b>{claim.paper or 'ours'}: {claim.statement}</b>: {row['class']}</summary>\n")
+    lines.append(
+        f"<summary><b>{claim.paper or 'ours'}: {claim.statement}</b>: {row['class']}</summary>\n"
+    )
     if claim.published:
         lines.append(f"Published: {claim.published}.\n")
     lines.append(f"{plan}\n")
     if claim.note:
         lines.append(f"{claim.note}\n")
-    lines += protocol_table(claim, experiment) + number_table(row) + arm_table(arms_in(row["values"]), experiment)
+    lines += (
+        protocol_table(claim, experiment)
+        + number_table(row)
+        + arm_table(arms_in(row["values"]), experiment)
+    )
     if waiting := [number.says for number in claim.numbers if number not in row["values"]]:
         lines.append(f"Not run: {'; '.join(waiting)}.\n")
     return [*lines, "</details>\n"]
 
 
 def find_curves(experiment: Experiment) -> dict:
-    """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are tuned, and of those
-    with the same files at another rate."""
+    """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are
+    tuned, and of those with the same files at another rate."""
     curves, arms = {}, experiment.study.arms
     for name, arm in arms.items():
         try:
@@ -190,8 +216,16 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     """The page's text, from the verdicts and the curves."""
     study, name = experiment.study, experiment.name
     rows = sorted(found.values(), key=lambda row: CLASSES.index(row["class"]))
-    title = "The papers' claims, tested here" if any(claim.paper for claim in study.claims) else "Claims, tested"
-    lines = [INTRO.format(title=title, about=describe_runs(experiment), note=textwrap.fill(study.note, 120)).rstrip()]
+    title = (
+        "The papers' claims, tested here"
+        if any(claim.paper for claim in study.claims)
+        else "Claims, tested"
+    )
+    lines = [
+        INTRO.format(
+            title=title, about=describe_runs(experiment), note=textwrap.fill(study.note, 120)
+        ).rstrip()
+    ]
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
         lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged))]
@@ -223,5 +257,7 @@ def write_page(experiment: Experiment) -> Path:
     if curves:
         draw_rates(curves, experiment.folder / "rates.png")
     path = ROOT / experiment.config.results / f"{experiment.name}.md"
-    write_file(path, lambda f: f.write(render_page(experiment, experiment.judge(), curves).encode()))
+    write_file(
+        path, lambda f: f.write(render_page(experiment, experiment.judge(), curves).encode())
+    )
     return path

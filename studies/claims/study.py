@@ -1,8 +1,10 @@
-"""What a claims file holds: a `Study`, the claims of one scale as data, and how such a file is read.
+"""What a claims file holds: a `Study`, the claims of one scale as data, and how such a file is
+read.
 
-A claim has one `Number` that decides, a sum of arms such as "A - B", each measured seed by seed: arms of the same seed
-see the same data. Its protocol says, setting by setting, what the paper has and where it says so; what a study has in
-its place is looked up in the arms' own configurations, and a difference must have a reason.
+A claim has one `Number` that decides, a sum of arms such as "A - B", each measured seed by seed:
+arms of the same seed see the same data. Its protocol says, setting by setting, what the paper has
+and where it says so; what a study has in its place is looked up in the arms' own configurations,
+and a difference must have a reason.
 """
 
 import math
@@ -16,18 +18,23 @@ from typing import NamedTuple
 
 class Arm(NamedTuple):
     base: str  # of Study.bases
-    files: str = ""  # config files and flags after the base's; a file of config/init/ takes the place of the base's
-    lr: float | None = None  # a given learning rate; None: tuned, by factors of two from that of the files
+    files: str = ""  # config files and flags after the base's; a file of config/init/ takes the
+    #   place of the base's
+    lr: float | None = None  # a given learning rate; None: tuned, by factors of two from that of
+    #   the files
     of: str = ""  # take the tuned learning rate of this arm
     times: float = 1.0  # multiply it by this
-    floor: float = 0.1  # the learning rate ends at this share of itself; 0: where the config files say
+    floor: float = 0.1  # the learning rate ends at this share of itself; 0: where the config files
+    #   say
     tries: tuple = ()  # further files or flags, "" for none: each is tuned, and the best is taken
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
     @property
     def rate_from(self) -> str:
         if self.of:
-            return f"{self.times:g} × that of {self.of}" if self.times != 1 else f"that of {self.of}"
+            return (
+                f"{self.times:g} × that of {self.of}" if self.times != 1 else f"that of {self.of}"
+            )
         return "tuned" if self.lr is None else "given"
 
 
@@ -49,8 +56,10 @@ class Claim(NamedTuple):
     id: str
     statement: str
     number: Number  # that decides
-    expect: str = "below"  # or "above" 0; or "equal", "not above": within ±, below + the smallest effect
-    smallest: float | None = None  # the smallest effect that matters; None: half of the published one
+    expect: str = "below"  # or "above" 0; or "equal", "not above": within ±, below + the smallest
+    #   effect
+    smallest: float | None = None  # the smallest effect that matters; None: half of the published
+    #   one
     sides: tuple = ()  # further numbers: shown, they decide nothing
     paper: str = ""
     published: str = ""  # the paper's numbers, and where they are
@@ -80,7 +89,8 @@ class Study(NamedTuple):
     bases: dict  # {name: config files and flags that come first}
     arms: dict  # {name: `Arm`}
     claims: list
-    tuned: bool = True  # False: the config files' own rates, and runs are on all GPUs by torchrun, one at a time
+    tuned: bool = True  # False: the config files' own rates, and runs are on all GPUs by torchrun,
+    #   one at a time
     note: str = ""  # a paragraph for the page
     others: dict = {}  # {paper: [(who and where, what they did and found, "+", "−" or "0")]}
 
@@ -92,8 +102,8 @@ def split_value(value: str) -> list:
 
 
 def squared_weights(value: str) -> int:
-    """The sum of the squares of the arms' weights in "A - B + C - B", where B has -2: the variance of a number whose
-    arms have variance 1."""
+    """The sum of the squares of the arms' weights in "A - B + C - B", where B has -2: the variance
+    of a number whose arms have variance 1."""
     weights = Counter()
     for sign, arm in split_value(value):
         weights[arm] += sign
@@ -106,11 +116,16 @@ def arms_in(numbers) -> list:
 
 
 def load_study(path: str, measures: set) -> Study:
-    """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts itself."""
+    """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts
+    itself."""
     try:
         study = runpy.run_path(path).get("study")
     except Exception as error:  # whatever the user's file does wrong
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == path
+        ]
         line = lines[-1] if lines else getattr(error, "lineno", "?")
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
     if not isinstance(study, Study):
@@ -142,8 +157,8 @@ def find_problems(study: Study, measures: set):
 
 
 def settings_of(model_config, config) -> dict:
-    """{name in a protocol: value}: the flags, and what is a share of another flag, so that it can be the paper's in a
-    shorter run."""
+    """{name in a protocol: value}: the flags, and what is a share of another flag, so that it can
+    be the paper's in a shorter run."""
     shares = {
         "warm-up / steps": config.warmup_iters / config.max_iters,
         "min_lr / rate": config.min_lr / config.learning_rate,
@@ -153,13 +168,15 @@ def settings_of(model_config, config) -> dict:
 
 
 def compare_protocol(claim: Claim, settings: list) -> list:
-    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these settings. ValueError
-    where ours is another and no reason is given."""
+    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these
+    settings. ValueError where ours is another and no reason is given."""
     rows = []
     for name, paper, source, why in claim.protocol:
         values = [its.get(name) for its in settings]
         if not why and (others := [value for value in values if not is_same(value, paper)]):
-            problem = f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper ({source})"
+            problem = (
+                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper ({source})"
+            )
             raise ValueError(f"{problem}: give the arms the paper's value, or the setting a reason")
         rows.append((name, paper, source, list(dict.fromkeys(values)), why))
     return rows

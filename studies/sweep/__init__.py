@@ -1,1 +1,2 @@
-"""Many training runs as one experiment: a runner that trains each once, and sweeps over flags, files and seeds."""
+"""Many training runs as one experiment: a runner that trains each once, and sweeps over flags,
+files and seeds."""

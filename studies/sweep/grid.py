@@ -24,23 +24,28 @@ SET_HERE["tokens_per_param"] = "sweep each size by itself, with its own --max_it
 @dataclass
 class SweepConfig:
     # --- what ---
-    files: str = ""  # config files to try, each put after the others, separated by commas; a+b is one choice of two
-    #   files; an empty choice, as in "a,", is none
-    seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5 (of one: 7,)
+    files: str = ""  # config files to try, each put after the others, separated by commas; a+b is
+    #   one choice of two files; an empty choice, as in "a,", is none
+    seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5
+    #   (of one: 7,)
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
-    out: PathName = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty = out/sweep/NAME of the first
-    #   file
+    out: PathName = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty =
+    #   out/sweep/NAME of the first file
     print: bool = False  # print the commands, one a line, and run nothing
-    collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
+    collect: bool = False  # run nothing: write the results of the runs that are finished, and name
+    #   the others
     # --- sizes: with several values of n_embd, or of n_layer ---
-    coordinates: int = 0  # steps of a coordinate check in place of the runs: how outputs, and their changes in these
-    #   steps, follow the size; 0 = none
-    for_: str = ""  # config of a large model: print its command with each layout's tuned rate, at the end; a+b as above
+    coordinates: int = 0  # steps of a coordinate check in place of the runs: how outputs, and their
+    #   changes in these steps, follow the size; 0 = none
+    for_: str = ""  # config of a large model: print its command with each layout's tuned rate, at
+    #   the end; a+b as above
 
     def __post_init__(self):
         if self.print + self.collect + bool(self.coordinates) > 1:
-            raise ValueError("print, collect and coordinates do not go together: print the commands, run them, collect")
+            raise ValueError(
+                "print, collect and coordinates do not go together: print the commands, run them, collect"
+            )
         if self.coordinates < 0:
             raise ValueError(f"coordinates={self.coordinates} must not be negative")
 
@@ -69,8 +74,9 @@ class Point(NamedTuple):
 
 
 def split_arguments(argv: list) -> tuple:
-    """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line. ValueError for a flag
-    that is unknown, given twice or has no value, and for one that a sweep sets itself."""
+    """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line.
+    ValueError for a flag that is unknown, given twice or has no value, and for one that a sweep
+    sets itself."""
     own, files, lists = [], [], {}
     ours = read_flags(SweepConfig)
     for arg in argv:
@@ -82,7 +88,9 @@ def split_arguments(argv: list) -> tuple:
         elif name in SET_HERE:
             raise ValueError(f"--{name} cannot be swept: {SET_HERE[name]}")
         elif name in lists:
-            raise ValueError(f"--{name} is given twice: write --{name}={','.join(lists[name])},{value}")
+            raise ValueError(
+                f"--{name} is given twice: write --{name}={','.join(lists[name])},{value}"
+            )
         else:
             values = value.split(",")
             for text in values:
@@ -92,19 +100,25 @@ def split_arguments(argv: list) -> tuple:
 
 
 def locate(file: str) -> str:
-    """A config file, from the current folder or else the repository, as the runs name it: relative to the repository
-    where it lies in it. ValueError if it is not there."""
+    """A config file, from the current folder or else the repository, as the runs name it: relative
+    to the repository where it lies in it. ValueError if it is not there."""
     file = read_path(file)
-    if not (found := next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)):
+    if not (
+        found := next(
+            (path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None
+        )
+    ):
         raise ValueError(f"there is no config file {file!r}")
     return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)
 
 
 def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> list:
-    """Every `Point`, in the order of the command line; the seed changes first. ValueError for one that cannot be
-    trained."""
+    """Every `Point`, in the order of the command line; the seed changes first. ValueError for one
+    that cannot be trained."""
     if not files and not lists and not config.files:
-        raise ValueError("there is nothing to sweep: name a config file, and flags with several values")
+        raise ValueError(
+            "there is nothing to sweep: name a config file, and flags with several values"
+        )
     swept = [name for name in lists if len(lists[name]) > 1]
     choices = [text.strip().split("+") if text.strip() else [] for text in config.files.split(",")]
     points = []
@@ -112,7 +126,10 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         every = follow([*files, *chosen], flags, swept) | flags
-        runs = {seed: make_run(folder, [*files, *chosen], every | {"seed": seed}) for seed in config.list_seeds()}
+        runs = {
+            seed: make_run(folder, [*files, *chosen], every | {"seed": seed})
+            for seed in config.list_seeds()
+        }
         check_trainable(next(iter(runs.values())))
         several = {name: flags[name] for name in swept}
         points += [Point(run, "+".join(chosen), several, seed) for seed, run in runs.items()]
@@ -120,9 +137,9 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
 
 
 def follow(files: list, flags: dict, swept=()) -> dict:
-    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; where n_embd is `swept`, FFNs,
-    and the number of heads, which keep their size; the base of what is swept, which is that of the files.
-    ValueError for half heads."""
+    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; where
+    n_embd is `swept`, FFNs, and the number of heads, which keep their size; the base of what is
+    swept, which is that of the files. ValueError for half heads."""
     more = {}
     if "learning_rate" in flags:
         more["min_lr"] = f"{float(flags['learning_rate']) / 10:g}"
@@ -142,8 +159,8 @@ def follow(files: list, flags: dict, swept=()) -> dict:
 
 
 def check_trainable(run: TrainingRun, with_data: bool = True) -> tuple:
-    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset prepared; not
-    `with_data`, a dataset need not be there."""
+    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the
+    dataset prepared; not `with_data`, a dataset need not be there."""
     try:
         model_config, config = resolve_configs(run.args)
         meta, left_open = task_of(model_config).placeholder_meta(model_config)

@@ -1,4 +1,5 @@
-"""A sweep's results: sweep.json with every run, sweep.md with a table, sweep.png with loss against the swept number."""
+"""A sweep's results: sweep.json with every run, sweep.md with a table, sweep.png with loss against
+the swept number."""
 
 import json
 import os
@@ -28,8 +29,8 @@ def describe_hardware() -> str:
 
 
 def find_axis(points: list) -> str:
-    """The flag on the x axis: the first whose several values are all numbers; without one, or if it has several values
-    too, learning_rate."""
+    """The flag on the x axis: the first whose several values are all numbers; without one, or if it
+    has several values too, learning_rate."""
     flags = dict(points[0].flags)
     for point in points:
         for name, value in point.flags.items():
@@ -41,9 +42,9 @@ def find_axis(points: list) -> str:
 
 
 def collect(points: list, finished: list) -> dict:
-    """What sweep.json holds: {"axis": flag, "seeds": how many there should be, "missing": names of the runs
-    that are not in `finished`, "curves": {files and values of the other flags: [{x, flags, seed, outcome, loss, run,
-    …}]}}."""
+    """What sweep.json holds: {"axis": flag, "seeds": how many there should be, "missing": names of
+    the runs that are not in `finished`, "curves": {files and values of the other flags: [{x, flags,
+    seed, outcome, loss, run, …}]}}."""
     axis, curves, missing = find_axis(points), {}, []
     for point in points:
         rows, name = curves.setdefault(point.name_without(axis), []), point.run.path.name
@@ -54,7 +55,12 @@ def collect(points: list, finished: list) -> dict:
         x = float(point.flags.get(axis) or resolve_configs(point.run.args)[1].learning_rate)
         row = dict(x=x, flags=point.flags, seed=point.seed, outcome=outcome, loss=loss, run=name)
         rows.append(row | read_origin(point.run.path))
-    return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
+    return {
+        "axis": axis,
+        "seeds": len({point.seed for point in points}),
+        "missing": missing,
+        "curves": curves,
+    }
 
 
 def by_x(rows: list) -> dict:
@@ -66,13 +72,25 @@ def by_x(rows: list) -> dict:
 
 
 def summary_rows(found: dict) -> list:
-    """The table's rows, head first: each curve's best x, which has the lowest mean among those where all seeds are
-    there and none diverged; its spread over the seeds, the runs that diverged, and the mean at each x."""
+    """The table's rows, head first: each curve's best x, which has the lowest mean among those
+    where all seeds are there and none diverged; its spread over the seeds, the runs that diverged,
+    and the mean at each x."""
     xs = sorted({row["x"] for rows in found["curves"].values() for row in rows})
-    lines = [["", f"best {found['axis']}", "loss", "lowest to highest", "diverged", *(f"{x:g}" for x in xs)]]
+    lines = [
+        [
+            "",
+            f"best {found['axis']}",
+            "loss",
+            "lowest to highest",
+            "diverged",
+            *(f"{x:g}" for x in xs),
+        ]
+    ]
     for name, rows in found["curves"].items():
         losses = by_x(rows)
-        whole = {x: its for x, its in losses.items() if None not in its and len(its) == found["seeds"]}
+        whole = {
+            x: its for x, its in losses.items() if None not in its and len(its) == found["seeds"]
+        }
         cells = ["–"] * 3
         if whole:
             x, best = min(whole.items(), key=lambda item: statistics.mean(item[1]))
@@ -92,30 +110,46 @@ def mean_text(losses: list) -> str:
 def markdown_table(rows: list) -> list:
     """The lines of a table, head first, and an empty one; a "|" in a cell becomes "/"."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [
+        ""
+    ]
 
 
 def new_figure(n: int, width: float = 6.0, height: float = 4.0):
     """(figure, its n axes, up to COLUMNS in a row)."""
     rows, columns = -(-n // COLUMNS), min(n, COLUMNS)
     size = (width * columns, height * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
     for axis in axes.flat[n:]:
         axis.remove()
     return figure, list(axes.flat[:n])
 
 
 def draw_curves(axis, curves: dict, xlabel: str, ylabel: str) -> None:
-    """Draw {name: {x: losses of the seeds, None for a run that diverged}}: a line through the means with a bar over the
-    seeds where some run ended well, and crosses at the top for runs that diverged."""
+    """Draw {name: {x: losses of the seeds, None for a run that diverged}}: a line through the means
+    with a bar over the seeds where some run ended well, and crosses at the top for runs that
+    diverged."""
     for i, (name, points) in enumerate(curves.items()):
         ended = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
         ended = {x: losses for x, losses in ended.items() if losses}
         means = list(map(statistics.mean, ended.values()))
         axis.plot(list(ended), means, "o-", color=f"C{i}", markersize=4, label=name)
-        axis.vlines(list(ended), list(map(min, ended.values())), list(map(max, ended.values())), color=f"C{i}")
+        axis.vlines(
+            list(ended),
+            list(map(min, ended.values())),
+            list(map(max, ended.values())),
+            color=f"C{i}",
+        )
         diverged = [x for x, losses in points.items() if None in losses]
-        axis.plot(diverged, [0.97] * len(diverged), "x", color=f"C{i}", transform=axis.get_xaxis_transform())
+        axis.plot(
+            diverged,
+            [0.97] * len(diverged),
+            "x",
+            color=f"C{i}",
+            transform=axis.get_xaxis_transform(),
+        )
     xs = sorted({x for points in curves.values() for x in points})
     if xs and xs[0] > 0:
         axis.set_xscale("log")
@@ -127,7 +161,8 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str) -> None:
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:
-    """Write sweep.json, sweep.md and sweep.png; returns (lines for the console, what sweep.json holds)."""
+    """Write sweep.json, sweep.md and sweep.png; returns (lines for the console, what sweep.json
+    holds)."""
     found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)

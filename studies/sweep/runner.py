@@ -1,7 +1,9 @@
-"""Training runs, each made once by train.py, `jobs` at a time, and found again later, for sweep.py and reproduce.py.
+"""Training runs, each made once by train.py, `jobs` at a time, and found again later, for sweep.py
+and reproduce.py.
 
-A run's folder is named after its command, and its files say whether the run is finished. An unfinished run goes on from
-its last checkpoint. Threads may ask for the same run: a lock lets one of them train it.
+A run's folder is named after its command, and its files say whether the run is finished. An
+unfinished run goes on from its last checkpoint. Threads may ask for the same run: a lock lets one
+of them train it.
 """
 
 import hashlib
@@ -48,24 +50,29 @@ class Stopped(Exception):
 
 
 def make_run(folder: Path, files: list, flags: dict) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is."""
+    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it
+    is."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
-    return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:MAX_NAME]}-{digest}", tuple(args))
+    return TrainingRun(
+        folder / f"{'-'.join(words).replace('/', '_')[:MAX_NAME]}-{digest}", tuple(args)
+    )
 
 
 def plain_number(value) -> str:
-    """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one run."""
+    """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one
+    run."""
     with suppress(ValueError):
         if float(text := f"{float(value):.12g}") == float(value):
             return text
     return str(value)
 
 
-PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when several threads call it at once
+# Python 3.11's ast.parse fails at random when several threads call it at once
+PARSING = threading.Lock()
 
 
 def read_configs(args) -> tuple:
@@ -83,7 +90,8 @@ def resolve_configs(args) -> tuple:
 
 
 def is_finished(run: TrainingRun) -> bool:
-    """Whether the run has ended and saved, or has diverged. ValueError if it was trained with other settings."""
+    """Whether the run has ended and saved, or has diverged. ValueError if it was trained with other
+    settings."""
     if not (run.path / "config.json").exists():
         return False
     model_config, config = resolve_configs(run.args)
@@ -92,9 +100,13 @@ def is_finished(run: TrainingRun) -> bool:
     wanted = resolve_none(asdict(model_config)) | asdict(config)
     ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
     names = [name for name in made if name in wanted and name not in ignored]
-    changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
+    changed = [
+        f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]
+    ]
     if changed:
-        raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
+        raise ValueError(
+            f"{run.path} was trained with other settings ({', '.join(changed)}): remove it"
+        )
     rows, last = read_metrics(run.path), run.path / "last.pt"
     if not rows or "failure" in rows[-1]:
         return bool(rows)
@@ -104,8 +116,9 @@ def is_finished(run: TrainingRun) -> bool:
 
 
 def read_outcome(path: Path) -> tuple:
-    """("finished", the last validation loss) of a run directory; ("diverged", None) if it was ended because gradients
-    were not finite, or ends worse than it began. ValueError without any validation loss."""
+    """("finished", the last validation loss) of a run directory; ("diverged", None) if it was ended
+    because gradients were not finite, or ends worse than it began. ValueError without any
+    validation loss."""
     rows = read_metrics(path)
     if not (losses := [row["val_loss"] for row in rows if "val_loss" in row]):
         raise ValueError(f"{path / 'metrics.jsonl'} has no validation loss: remove {path}")
@@ -117,12 +130,16 @@ def read_outcome(path: Path) -> tuple:
 def read_origin(path: Path) -> dict:
     """torch's version, commit and day of a run directory's training."""
     record = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
+    return dict(
+        torch=record["versions"]["torch"],
+        git_commit=record["git_commit"],
+        date=record["started"][:10],
+    )
 
 
 class Runner:
-    """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`: one at a time, on
-    all GPUs, by torchrun."""
+    """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`:
+    one at a time, on all GPUs, by torchrun."""
 
     def __init__(self, jobs: int = 0, distributed: bool = False):
         if jobs < 0:
@@ -133,11 +150,13 @@ class Runner:
             gpus = list(map(str, range(n)))
         self.processes = n if distributed else 1
         self.jobs = jobs or (1 if distributed else n or own_cores())
-        # a run has a process group of its own or none, not the one that this process may have been started in
+        # a run has a process group of its own or none, not the one that this process may have been
+        # started in
         self.env = {name: value for name, value in os.environ.items() if name not in GROUP}
         if self.jobs > 1 and not n:
             self.env.setdefault("OMP_NUM_THREADS", "1")
-            torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
+            # this process measures while others train
+            torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))
         self.slots = Queue()  # one for each run at a time
         for i in range(self.jobs):
             self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if n and not distributed else {})
@@ -151,8 +170,9 @@ class Runner:
             child.terminate()
 
     def call_all(self, function, tasks: dict) -> tuple:
-        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
-        the exit code). An error is printed, and the others go on. A signal ends the runs."""
+        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that
+        ended well], 0 or the exit code). An error is printed, and the others go on. A signal ends
+        the runs."""
         finished, code, self.stopping = [], 0, False
         handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
         pool = ThreadPoolExecutor(self.jobs)
@@ -181,9 +201,14 @@ class Runner:
         return shlex.join(["python", *self.launch(run)])
 
     def launch(self, run: TrainingRun) -> list:
-        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs share the batch."""
+        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs share
+        the batch."""
         n = self.processes
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
+        torchrun = (
+            ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
+            if n > 1
+            else []
+        )
         return [*torchrun, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]
 
     def finish(self, run: TrainingRun) -> None:
@@ -198,7 +223,8 @@ class Runner:
         print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
 
     def train(self, run: TrainingRun) -> None:
-        """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if the run diverged."""
+        """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if
+        the run diverged."""
         slot = self.slots.get()
         try:
             if self.stopping:
@@ -220,4 +246,6 @@ class Runner:
         rows = read_metrics(run.path)
         if code and not (rows and "failure" in rows[-1]):
             lines = (run.path / "train.log").read_text(errors="replace").splitlines()
-            raise ValueError(f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}")
+            raise ValueError(
+                f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}"
+            )

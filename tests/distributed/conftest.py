@@ -1,4 +1,5 @@
-"""The runs that tests of several processes share: a folder with all of them. See support/parallel_runs.py."""
+"""The runs that tests of several processes share: a folder with all of them. See
+support/parallel_runs.py."""
 
 import pytest
 
@@ -8,7 +9,8 @@ from support.processes import processes
 
 @pytest.fixture(scope="session")
 def one(tmp_path_factory):
-    """A folder with datasets and the runs of one process. Those of several processes are added to it."""
+    """A folder with datasets and the runs of one process. Those of several processes are added to
+    it."""
     folder = tmp_path_factory.mktemp("parallel")
     parallel_runs.on_one(folder)
     return folder

@@ -1,5 +1,5 @@
-"""Gradients of several processes are those of one: in DDP's buckets during the backward pass, or in one message after
-it, and under FSDP. (What is sent: test_messages.py.)"""
+"""Gradients of several processes are those of one: in DDP's buckets during the backward pass, or in
+one message after it, and under FSDP. (What is sent: test_messages.py.)"""
 
 import os
 import signal
@@ -56,7 +56,9 @@ def make_gradients(model, call, rows, micro: int, average=lambda: None) -> tuple
             losses.append(call(*batch)[1])
             (losses[-1] / len(batches)).backward()
     average()
-    return torch.stack(losses).detach(), {name: full_tensor(p.grad).clone() for name, p in model.named_parameters()}
+    return torch.stack(losses).detach(), {
+        name: full_tensor(p.grad).clone() for name, p in model.named_parameters()
+    }
 
 
 def alone(flags, world: int, micro: int, dtype=torch.float32) -> tuple:
@@ -93,7 +95,8 @@ def ddp_compiled(rank, world, folder, backend):
 
 
 def ddp_steps(rank, env, backend) -> dict:
-    """As compile_run and train do it, with small buckets: gradients, and in which order things happened."""
+    """As compile_run and train do it, with small buckets: gradients, and in which order things
+    happened."""
     found = {}
     model = prepare_model(make_model(DNT), CONFIG, env).set_runtime(kernels=("cross_entropy",))
     with pytest.MonkeyPatch.context() as patch:
@@ -114,8 +117,8 @@ def ddp_steps(rank, env, backend) -> dict:
 
 @pytest.mark.parametrize("backend", spread(("eager", "aot_eager"), ["eager"]))
 def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
-    """If the model were one graph, all matrix products would come before the first bucket. (With aot_eager, which has
-    a graph of the backward pass, as inductor has.)"""
+    """If the model were one graph, all matrix products would come before the first bucket. (With
+    aot_eager, which has a graph of the backward pass, as inductor has.)"""
     processes(2, ddp_compiled, tmp_path, backend)
     losses, expected = alone(DNT, 2, ROWS)
     for rank in range(2):
@@ -137,7 +140,8 @@ SPLITS = list(product(LAYOUTS, (ROWS, MICRO)))
 
 
 def ways_of_ddp(rank, world, folder):
-    """Leaves, for each of SPLITS, the gradients that are averaged in one message, and in buckets."""
+    """Leaves, for each of SPLITS, the gradients that are averaged in one message, and in
+    buckets."""
     found = {}
     with joined(rank, world, folder / "ddp", parallel="ddp") as env:
         for layout, micro in SPLITS:
@@ -155,8 +159,8 @@ def ways_of_ddp(rank, world, folder):
 
 @pytest.mark.parametrize("world", spread((2, 3, 4), [2]))
 def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
-    """Two processes get the same bits: the sum of two numbers has no order. However rows are split over micro batches
-    and processes, gradients are those of one process."""
+    """Two processes get the same bits: the sum of two numbers has no order. However rows are split
+    over micro batches and processes, gradients are those of one process."""
     processes(world, ways_of_ddp, tmp_path)
     found = [torch.load(tmp_path / f"{rank}", weights_only=False) for rank in range(world)]
     for layout, micro in SPLITS:
@@ -170,13 +174,17 @@ def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
 
 PRE = dict(bias=True, norm="layernorm", gain="none")
 HEAD = DNT | dict(tie_weights=False)
-WAYS = {  # layout, dtype, whether weights and gradients are kept during a step, whether each product is one process's
+# layout, dtype, whether weights and gradients are kept during a step, whether each product is one
+# process's
+WAYS = {
     "fp32": (DNT, torch.float32, True, True),
     "fp32, head, by blocks": (HEAD, torch.float32, False, True),
-    "bf16": (DNT, torch.bfloat16, True, False),  # where a gain is folded into a weight, the weight is rounded twice
+    # where a gain is folded into a weight, the weight is rounded twice
+    "bf16": (DNT, torch.bfloat16, True, False),
     "bf16, head": (HEAD, torch.bfloat16, True, False),
     "bf16, by blocks": (PRE, torch.bfloat16, False, True),  # no gain is folded
-    "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, True),  # its weights are gathered in fp32
+    # its weights are gathered in fp32
+    "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, True),
 }
 SUMS = roundings(40)  # of gradients: over processes and micro batches, in another order
 
@@ -200,8 +208,9 @@ def sharded(tmp_path_factory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_under_fsdp(way, sharded):
-    """In bf16 what is multiplied in bf16; gradients are fp32. Where each product is that of one process, so are they,
-    but for the order of sums. Else their error is as large as that of one process that multiplies in bf16."""
+    """In bf16 what is multiplied in bf16; gradients are fp32. Where each product is that of one
+    process, so are they, but for the order of sums. Else their error is as large as that of one
+    process that multiplies in bf16."""
     flags, dtype, _, same_products = WAYS[way]
     losses, expected = alone(flags, 2, MICRO, dtype)
     _, exact = alone(flags, 2, MICRO)
@@ -212,7 +221,8 @@ def test_gradients_under_fsdp(way, sharded):
             assert error(found, losses[rank]) < LOSS
             assert_close(gradients, expected, SUMS)
         else:
-            assert error(found, losses[rank]) < roundings(1 / 2, torch.bfloat16)  # a mean over 32 tokens
+            # a mean over 32 tokens
+            assert error(found, losses[rank]) < roundings(1 / 2, torch.bfloat16)
             for name, right in exact.items():
                 far, usual = ((grads[name] - right).norm() for grads in (gradients, expected))
                 assert usual / 3 < far < 3 * usual, name
@@ -237,7 +247,8 @@ def hsdp_steps(rank, world, folder):
 
 
 def test_copies_of_a_model(tmp_path):
-    """Their gradients are those of one process. A signal to one process ends all of them at the same step, the next."""
+    """Their gradients are those of one process. A signal to one process ends all of them at the
+    same step, the next."""
     processes(4, hsdp_steps, tmp_path)
     _, expected = alone(DNT, 4, MICRO)
     for rank in range(4):

@@ -1,4 +1,5 @@
-"""Ways to compute under FSDP; runs of two processes that go wrong together: bad gradients, spikes, wrong settings."""
+"""Ways to compute under FSDP; runs of two processes that go wrong together: bad gradients, spikes,
+wrong settings."""
 
 import os
 
@@ -16,7 +17,9 @@ def test_recomputed_activations_change_nothing(two):
     a, b = load(two / "recomputed" / "last.pt"), load(two / "by blocks, whole" / "last.pt")
     assert different(a["model"], b["model"]) == []
     assert different(a["optimizer"]["state"], b["optimizer"]["state"]) == []
-    assert column(two / "recomputed", "train_loss") == column(two / "by blocks, whole", "train_loss")
+    assert column(two / "recomputed", "train_loss") == column(
+        two / "by blocks, whole", "train_loss"
+    )
 
 
 @pytest.mark.deep
@@ -24,14 +27,18 @@ def test_gathered_by_blocks_in_every_micro_batch(two_more):
     """As FSDP2 does where memory is short."""
     left(two_more / "experts by blocks", 2)
     assert_same_values(two_more / "experts by blocks", two_more / "experts, one1")
-    a, b = (load(two_more / name / "last.pt")["model"] for name in ("experts by blocks", "experts, one1"))
+    a, b = (
+        load(two_more / name / "last.pt")["model"]
+        for name in ("experts by blocks", "experts, one1")
+    )
     assert_close(a, b, ENDS)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["fsdp", "experts"])
 def test_compiled(name, two_more):
-    """By dynamo alone, which is quick. FSDP with hooks between the compiled parts; DDP by blocks."""
+    """By dynamo alone, which is quick. FSDP with hooks between the compiled parts; DDP by
+    blocks."""
     got, expected = two_more / f"{name}, compiled", two_more / f"{name}, eager"
     output = left(got, 2)[0]["output"]
     assert "embedding, blocks and loss by themselves" in output
@@ -46,7 +53,9 @@ def test_compiled(name, two_more):
 def inductor(rank, world, folder, dataset):
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     for name, compile in (("eager", False), ("inductor", True)):
-        flags = dict(dataset=dataset, n_layer=1, max_iters=4, parallel="fsdp", torchrun=True, compile=compile)
+        flags = dict(
+            dataset=dataset, n_layer=1, max_iters=4, parallel="fsdp", torchrun=True, compile=compile
+        )
         play(rank, world, folder / name, **flags)
 
 
@@ -59,10 +68,13 @@ def test_compiled_by_inductor(dataset, tmp_path):
 
 
 def test_bfloat16_leaves_gains_in_fp32(two):
-    """Gains of 0.1 (LayerScale's), which bf16 cannot represent: rounding them would change the first loss."""
+    """Gains of 0.1 (LayerScale's), which bf16 cannot represent: rounding them would change the
+    first loss."""
     out, one = two / "bf16, fsdp2", two / "bf16, one1"
     assert column(out, "train_loss")[1] == column(one, "train_loss")[1]
-    assert column(out, "train_loss") == pytest.approx(column(one, "train_loss"), rel=roundings(1 / 2, torch.bfloat16))
+    assert column(out, "train_loss") == pytest.approx(
+        column(one, "train_loss"), rel=roundings(1 / 2, torch.bfloat16)
+    )
     parts = left(out, 2)
     assert "dtype bfloat16" in parts[0]["output"]
     for part in parts:
@@ -74,20 +86,23 @@ def test_bfloat16_leaves_gains_in_fp32(two):
 
 
 def test_too_many_bad_gradients(two):
-    """The first bad tensor has the same name, whichever process has it; the checkpoint is of the last good step."""
+    """The first bad tensor has the same name, whichever process has it; the checkpoint is of the
+    last good step."""
     for bad in (0, 1):
         out = two / f"bad rank {bad}"
         for rank, part in enumerate(left(out, 2, code=1)):
             (line,) = [line for line in part["output"].splitlines() if "error" in line]
-            assert line.startswith(f"[rank {rank}] error: 3 steps in a row, up to about step 4, had a gradient")
+            assert line.startswith(
+                f"[rank {rank}] error: 3 steps in a row, up to about step 4, had a gradient"
+            )
             assert f"(first bad tensor: the gradient of {SPOILT})" in line
             assert part["frozen"] == [2, 3, 4]
         assert load(out / "last.pt")["skipped"] == 3
 
 
 def test_fsdp_is_rolled_back_after_a_spike(two):
-    """Batch 9 has targets that no one could learn. The loss at step 10 shows it; the run goes on from step 8, without
-    the batches since."""
+    """Batch 9 has targets that no one could learn. The loss at step 10 shows it; the run goes on
+    from step 8, without the batches since."""
     out = two / "spike, fsdp2"
     left(out, 2)
     (row,) = [row for row in metrics(out) if "rolled_back_from" in row]
@@ -108,8 +123,14 @@ def test_refused_under_torchrun(name, two):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(parallel="fsdp"), "parallel=fsdp needs torchrun: torchrun --standalone --nproc_per_node=N train.py …"),
-        (dict(fsdp_shard_size=2), "fsdp_shard_size=2 needs parallel=fsdp: set that, or leave it out"),
+        (
+            dict(parallel="fsdp"),
+            "parallel=fsdp needs torchrun: torchrun --standalone --nproc_per_node=N train.py …",
+        ),
+        (
+            dict(fsdp_shard_size=2),
+            "fsdp_shard_size=2 needs parallel=fsdp: set that, or leave it out",
+        ),
     ],
 )
 def test_refused_without_torchrun(flags, message, dataset, tmp_path, capsys):

@@ -1,4 +1,5 @@
-"""What one of 64 processes sends in a step: the table of docs/scale.md. The processes are fake, so nothing arrives."""
+"""What one of 64 processes sends in a step: the table of docs/scale.md. The processes are fake, so
+nothing arrives."""
 
 import json
 import warnings
@@ -21,20 +22,33 @@ from support.processes import Forked
 from support.runs import ROOT
 
 BLOCKS, MICRO_BATCHES, WORLD, WIDTH = 4, 4, 64, 128
-KINDS = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce", "allreduce_": "sum", "all_reduce": "sum"}
+KINDS = {
+    "_allgather_base_": "gather",
+    "_reduce_scatter_base_": "reduce",
+    "allreduce_": "sum",
+    "all_reduce": "sum",
+}
 SHAPES, GROUPS = 4, 6  # of matrices in Muon's groups: q k, v o, up, down; groups of Adam-mini
 
 ONCE, EACH = BLOCKS + 1, BLOCKS * MICRO_BATCHES + 1  # messages of the blocks and of the root group
 FSDP = dict(gather=ONCE, reduce=ONCE, sum=1)  # the sum: the norm of the gradient
 BY_BLOCKS = dict(gather=2 * EACH - 1, reduce=EACH, sum=1)
 HEAD = dict(tie_weights=False)
-# parallel, size of a shard, whether all is kept or (DDP) in buckets, optimizer, flags: how many messages of a kind
+# parallel, size of a shard, whether all is kept or (DDP) in buckets, optimizer, flags: how many
+# messages of a kind
 WAYS = {
     "DDP by blocks": ("ddp", 0, True, "adamw", {}, dict(bucket=7)),
     "DDP, one graph": ("ddp", 0, False, "adamw", {}, dict(sum=1)),
     "DDP, one graph, Muon": ("ddp", 0, False, "muon", {}, dict(sum=1, gather=SHAPES)),
     "FSDP": ("fsdp", 0, True, "adamw", {}, FSDP),
-    "FSDP, a head of its own": ("fsdp", 0, True, "adamw", HEAD, dict(gather=ONCE + 1, reduce=ONCE + 1, sum=1)),
+    "FSDP, a head of its own": (
+        "fsdp",
+        0,
+        True,
+        "adamw",
+        HEAD,
+        dict(gather=ONCE + 1, reduce=ONCE + 1, sum=1),
+    ),
     "FSDP, Adam-mini": ("fsdp", 0, True, "adam_mini", {}, FSDP | dict(sum=1 + GROUPS)),
     "FSDP, Muon": ("fsdp", 0, True, "muon", {}, FSDP | {"exchange": 2 * SHAPES}),
     "FSDP by blocks": ("fsdp", 0, False, "adamw", {}, BY_BLOCKS),
@@ -53,7 +67,10 @@ class Note(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its parts come here too
-        name, tensors = func.overloadpacket.__name__, [t for t in tree_leaves(args) if torch.is_tensor(t)]
+        name, tensors = (
+            func.overloadpacket.__name__,
+            [t for t in tree_leaves(args) if torch.is_tensor(t)],
+        )
         if name in KINDS:
             self.found.append((KINDS[name], max(map(size, tensors))))
         elif "c10d" in func.namespace and name not in ("wait_tensor", "_wrap_tensor_autograd"):
@@ -89,8 +106,11 @@ def count_messages(folder):
 
 
 def messages_of(kind, shard_size, keep, optimizer, flags, patch) -> tuple:
-    """(number of parameters, what `Note` finds in the third step: DDP has arranged its buckets then)."""
-    env = Env(0, WORLD, torch.device("cpu"), torch.bfloat16, True, timedelta(seconds=60), parallel=kind)
+    """(number of parameters, what `Note` finds in the third step: DDP has arranged its buckets
+    then)."""
+    env = Env(
+        0, WORLD, torch.device("cpu"), torch.bfloat16, True, timedelta(seconds=60), parallel=kind
+    )
     fill_defaults(config := TrainConfig(optimizer=optimizer))
     sizes = dict(n_layer=BLOCKS, n_head=2, n_embd=WIDTH, block_size=16, vocab_size=1024)
     model = GPT.empty(GPTConfig(**sizes | flags))
@@ -104,10 +124,14 @@ def messages_of(kind, shard_size, keep, optimizer, flags, patch) -> tuple:
     trainer = Trainer(model, make_optimizer(model, config), scaler, 1, 1.0)
     if kind == "ddp" and keep:
         trainer.step_model = parallel.data_parallel(model, env)
-        trainer.step_model.register_comm_hook(None, lambda state, bucket: notes.bucket(state, bucket))
+        trainer.step_model.register_comm_hook(
+            None, lambda state, bucket: notes.bucket(state, bucket)
+        )
     elif kind == "ddp":
         trainer.average_gradients = parallel.averaging(model)
-    patch.setattr(dist, "all_to_all_single", lambda *args, **kwargs: notes.exchange(*args, **kwargs))
+    patch.setattr(
+        dist, "all_to_all_single", lambda *args, **kwargs: notes.exchange(*args, **kwargs)
+    )
     tokens = torch.zeros(MICRO_BATCHES, 16, dtype=torch.long)
     for _ in range(3):
         notes = Note()
@@ -128,7 +152,8 @@ def messages(tmp_path_factory):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", WAYS)
 def test_a_step_sends_no_message_more(name, messages):
-    """As many as there are blocks, micro batches, shapes and groups. The page has the same numbers."""
+    """As many as there are blocks, micro batches, shapes and groups. The page has the same
+    numbers."""
     n, found = messages[name]
     kinds = [kind for kind, _ in found]
     counts = {kind: kinds.count(kind) for kind in kinds if kind != "product"}

@@ -1,6 +1,8 @@
-"""Optimizer steps on several processes, without a run: the same as on one, from gradients that are the same everywhere.
+"""Optimizer steps on several processes, without a run: the same as on one, from gradients that are
+the same everywhere.
 
-With full tensors, as under DDP, where Muon's matrices are computed by different processes; and on FSDP2's shards.
+With full tensors, as under DDP, where Muon's matrices are computed by different processes; and on
+FSDP2's shards.
 """
 
 from itertools import product
@@ -21,15 +23,18 @@ from support.runs import different, load, tensors
 from support.tolerances import roundings
 
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
-SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)  # 6 matrices of 3 shapes, 14 of 4
+# 6 matrices of 3 shapes, 14 of 4
+SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)
 
-# An expert is orthogonalised where it lies. Three do not divide over two processes; at first some see no token.
+# An expert is orthogonalised where it lies. Three do not divide over two processes; at first some
+# see no token.
 EXPERTS = dict(n_layer=1, mlp="swiglu", n_ff=48, n_expert=3, n_expert_active=1)
 
 
 def six_steps(model, optimizer, dtype: str, zeros: bool = False):
-    """Six steps; the optimizer's state. The gradients of the third are not finite; in the fifth some matrices have
-    none. `zeros`: in the first two steps the last half of each gradient is 0, which some processes have."""
+    """Six steps; the optimizer's state. The gradients of the third are not finite; in the fifth
+    some matrices have none. `zeros`: in the first two steps the last half of each gradient is 0,
+    which some processes have."""
     model.set_runtime(compute_dtype=getattr(torch, dtype))
     random = torch.Generator().manual_seed(0)
     for step in range(6):
@@ -39,7 +44,11 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
                 grad[len(grad) // 2 :] = 0
             if step == 2:
                 grad[0] = inf
-            p.grad = None if step == 4 and name.endswith(("q.weight", "down.weight")) else sharded_like(p, grad)
+            p.grad = (
+                None
+                if step == 4 and name.endswith(("q.weight", "down.weight"))
+                else sharded_like(p, grad)
+            )
         for group in optimizer.param_groups:
             group["lr"] = 0.01
         optimizer.found_inf = torch.tensor(float(step == 2))
@@ -52,8 +61,8 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
 
 
 def muon_steps(rank, world, folder, compiled=False):
-    """Steps in bf16 and fp32, perhaps with compiled updates, as on a GPU. Leaves parameters and optimizer state in a
-    file."""
+    """Steps in bf16 and fp32, perhaps with compiled updates, as on a GPU. Leaves parameters and
+    optimizer state in a file."""
     found = {}
     with joined(rank, world, folder / str(world)), pytest.MonkeyPatch.context() as patch:
         if compiled:
@@ -65,7 +74,8 @@ def muon_steps(rank, world, folder, compiled=False):
     torch.save(found, folder / f"{world}.{rank}")
 
 
-@pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))  # seven are more than one block has matrices
+# seven are more than one block has matrices
+@pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))
 def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
     compiled = world == 3  # which is deep
     muon_steps(0, 1, tmp_path, compiled)
@@ -92,7 +102,8 @@ MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m")
 
 
 def sharded_steps(rank, world, folder, shard_sizes=(0,)):
-    """Leaves full parameters and full optimizer state, and how much of the state is on this process."""
+    """Leaves full parameters and full optimizer state, and how much of the state is on this
+    process."""
     found = {}
     with joined(rank, world, folder / str(world)) as env, registered(lion_source()):
         for (case, (name, layout, dtype)), shard_size in product(STEPS.items(), shard_sizes):
@@ -102,7 +113,11 @@ def sharded_steps(rank, world, folder, shard_sizes=(0,)):
             model.to_empty(device="cpu").init_weights(1)
             config = settings(optimizer=name, dampening=0.5 if name == "msgdw" else None)
             state = six_steps(model, make_optimizer(model, config), dtype, zeros=True)
-            sizes = {key: local_shard(t).numel() for key, t in tensors(state).items() if key.endswith(MOMENTS)}
+            sizes = {
+                key: local_shard(t).numel()
+                for key, t in tensors(state).items()
+                if key.endswith(MOMENTS)
+            }
             full = Saver(folder).copy({"model": model.state_dict(), "state": state})
             found[case, shard_size] = dict(full, held=sum(sizes.values()))
     torch.save(found, folder / f"{world}.rank{rank}")
@@ -113,8 +128,9 @@ WORLDS = [(2, (0,)), (3, (0,)), (4, (0, 2)), (7, (0,))]
 
 @pytest.mark.parametrize("worlds", spread(WORLDS, [WORLDS[0]]))
 def test_steps_on_shards(worlds, tmp_path):
-    """Muon's are the same bits as on full matrices. The others are the same to rounding: they work entry by entry, or
-    by Adam-mini's blocks, which shards divide, and a kernel rounds the last few entries of a tensor differently."""
+    """Muon's are the same bits as on full matrices. The others are the same to rounding: they work
+    entry by entry, or by Adam-mini's blocks, which shards divide, and a kernel rounds the last few
+    entries of a tensor differently."""
     world, shard_sizes = worlds
     sharded_steps(0, 1, tmp_path)
     processes(world, sharded_steps, tmp_path, shard_sizes)
@@ -125,9 +141,16 @@ def test_steps_on_shards(worlds, tmp_path):
             for part in ("model", "state"):
                 a, b = tensors(got[part]), tensors(expected[part])
                 assert_close(a, b, roundings(8))
-                exact = [key for key in a if "momentum" in key or ".f." in key and "router" not in key]
+                exact = [
+                    key for key in a if "momentum" in key or ".f." in key and "router" not in key
+                ]
                 exact = exact if case.startswith("muon") else []
-                assert different([a[key] for key in exact], [b[key] for key in exact]) == [] if exact else True, case
+                assert (
+                    different([a[key] for key in exact], [b[key] for key in exact]) == []
+                    if exact
+                    else True
+                ), case
             size = shard_size or world
-            share = -(-3 // size) / 3 if "experts" in case else 1 / size  # rows of a stack are its 3 experts
+            # rows of a stack are its 3 experts
+            share = -(-3 // size) / 3 if "experts" in case else 1 / size
             assert 0 < got["held"] < 1.2 * share * expected["held"], (case, rank)

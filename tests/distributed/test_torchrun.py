@@ -1,7 +1,8 @@
-"""train.py under torchrun itself: stopped and resumed, killed and restarted, on machines that come and go.
+"""train.py under torchrun itself: stopped and resumed, killed and restarted, on machines that come
+and go.
 
-The run ends as if nothing had happened, or at once with a message. A machine is a torchrun agent with one worker; it is
-lost when both are killed.
+The run ends as if nothing had happened, or at once with a message. A machine is a torchrun agent
+with one worker; it is lost when both are killed.
 """
 
 import os
@@ -36,14 +37,15 @@ from support.strikes import some_step
 
 @pytest.fixture(autouse=True)
 def own_store(monkeypatch):
-    """Restarted workers meet in a store of their own. In torchrun's they may find the addresses of the workers before
-    them (torch 2.13; docs/scale.md)."""
+    """Restarted workers meet in a store of their own. In torchrun's they may find the addresses of
+    the workers before them (torch 2.13; docs/scale.md)."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 # --------------------------------------------------------------------------------------------------- stop and resume
 
-# train.py with rank 1's gradient of one step spoilt; at its end each rank leaves its exit code and parameters
+# train.py with rank 1's gradient of one step spoilt; at its end each rank leaves its exit code and
+# parameters
 ONE_BAD_RUN = f"""
 import os, sys
 from math import nan
@@ -63,8 +65,8 @@ sys.exit(code)
 
 
 def test_stopped_and_resumed(two, dataset, tmp_path):
-    """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on exactly, now with its
-    gradients in buckets: two processes sum to the same bits."""
+    """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on
+    exactly, now with its gradients in buckets: two processes sum to the same bits."""
     (tmp_path / "script.py").write_text(ONE_BAD_RUN)
     config = RUN | ONE_BAD | dict(dataset=dataset, out_dir=tmp_path / "run")
     process = torchrun_forked(tmp_path / "script.py", 2, **config)
@@ -73,19 +75,31 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "SIGTERM: saving, then exiting" in out
-    saved, ranks = load(tmp_path / "run" / "last.pt"), [load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    saved, ranks = (
+        load(tmp_path / "run" / "last.pt"),
+        [load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)],
+    )
     assert step <= saved["step"] < 20
     for rank in ranks:
         assert rank["code"] == 143 and different(saved["model"], rank["model"]) == []
-    processes(2, partial(make_one_bad, init_from="resume", in_buckets=True), tmp_path / "run", dataset)
+    processes(
+        2, partial(make_one_bad, init_from="resume", in_buckets=True), tmp_path / "run", dataset
+    )
     assert_same_run(tmp_path / "run", two / "one bad, ddp2")
 
 
 # --------------------------------------------------------------------------------------------- workers that are watched
 
-CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=2, init_from="auto", timeout_s=60)
-# train.py that leaves its process id, and waits after the row of a step for which there is a file hold.STEP.PROCESSES,
-# until that is gone or the process is asked to stop
+CONFIG = dict(
+    max_iters=60,
+    eval_interval=30,
+    save_interval=9,
+    micro_batch_size=2,
+    init_from="auto",
+    timeout_s=60,
+)
+# train.py that leaves its process id, and waits after the row of a step for which there is a file
+# hold.STEP.PROCESSES, until that is gone or the process is asked to stop
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -114,11 +128,17 @@ def launch(folder, *launcher, **config):
     """torchrun of WORKER, which leaves process ids in `folder`; the run is in its parent."""
     folder.mkdir(exist_ok=True)
     (folder / "worker.py").write_text(WORKER)
-    return start(*launcher, script=folder / "worker.py", out_dir=folder.parent / "run", **{**CONFIG, **config})
+    return start(
+        *launcher,
+        script=folder / "worker.py",
+        out_dir=folder.parent / "run",
+        **{**CONFIG, **config},
+    )
 
 
 def hold(folder, step, world):
-    """Make the run with `world` processes wait after the row of `step`, while the file returned exists."""
+    """Make the run with `world` processes wait after the row of `step`, while the file returned
+    exists."""
     path = folder / f"hold.{step}.{world}"
     path.touch()
     return path
@@ -133,7 +153,8 @@ def alive(folder, rank="*"):
 def is_alive(pid):
     try:
         os.kill(pid, 0)
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")  # Z: ended, but nobody has asked how
+        # Z: ended, but nobody has asked how
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except ProcessLookupError:
         return False
     except FileNotFoundError:  # another system than Linux
@@ -158,8 +179,13 @@ def assert_gone(folder):
 
 @pytest.mark.deep
 def test_a_killed_process_is_replaced(dataset, tmp_path):
-    """torchrun starts all processes again, and the run equals one that nothing happened to, bit by bit."""
-    config = RUN | CONFIG | dict(dataset=dataset, dropout=0.1, max_iters=30, lr_decay_iters=30, eval_interval=15)
+    """torchrun starts all processes again, and the run equals one that nothing happened to, bit by
+    bit."""
+    config = (
+        RUN
+        | CONFIG
+        | dict(dataset=dataset, dropout=0.1, max_iters=30, lr_decay_iters=30, eval_interval=15)
+    )
     held = hold(tmp_path, some_step(2, 20), 2)
     process = launch(tmp_path / "a", *torchrun(2), "--max_restarts=2", **config)
     processes(2, partial(play, **config), tmp_path / "whole")
@@ -178,7 +204,9 @@ def test_a_killed_process_is_replaced(dataset, tmp_path):
 @pytest.mark.deep
 def test_workers_that_torchrun_left_behind_save_and_end(dataset, tmp_path):
     """SIGKILL to torchrun alone."""
-    process = launch(tmp_path / "a", *torchrun(2), dataset=dataset, max_iters=100_000, save_interval=0)
+    process = launch(
+        tmp_path / "a", *torchrun(2), dataset=dataset, max_iters=100_000, save_interval=0
+    )
     wait_for_row(process, tmp_path / "run", 5)
     process.kill()
     out, _ = process.communicate(timeout=60)  # the workers have its pipe: it closes when they end
@@ -191,7 +219,8 @@ def test_workers_that_torchrun_left_behind_save_and_end(dataset, tmp_path):
 
 
 def meeting_at(folder, nodes, dataset):
-    """A function that starts the machine of a name. Machine "a" hosts the meeting. `nodes`: torchrun's --nnodes."""
+    """A function that starts the machine of a name. Machine "a" hosts the meeting. `nodes`:
+    torchrun's --nnodes."""
     with socket.socket() as s:
         s.bind(("localhost", 0))
         return partial(machine, folder, nodes, s.getsockname()[1], dataset)
@@ -199,19 +228,32 @@ def meeting_at(folder, nodes, dataset):
 
 def machine(folder, nodes, port, dataset, name):
     waits = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
-    agent = ("-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc_per_node=1", "--max_restarts=3")
-    agent += ("--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}", "--rdzv_id=run", "--local_addr=localhost")
+    agent = (
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={nodes}",
+        "--nproc_per_node=1",
+        "--max_restarts=3",
+    )
+    agent += (
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint=localhost:{port}",
+        "--rdzv_id=run",
+        "--local_addr=localhost",
+    )
     agent += (f"--rdzv_conf=is_host={int(name == 'a')},{waits}",)
     return launch(folder / name, *agent, dataset=dataset)
 
 
 @pytest.mark.deep
 def test_machines_come_and_go(dataset, tmp_path):
-    """b dies: a goes on alone. b is back: both go on. a, which hosts the meeting, dies: b ends, and both are started
-    again. The run is that of one process all the same."""
+    """b dies: a goes on alone. b is back: both go on. a, which hosts the meeting, dies: b ends, and
+    both are started again. The run is that of one process all the same."""
     out, boot = tmp_path / "run", meeting_at(tmp_path, "1:2", dataset)
     first, second, third = some_step(2, 20), some_step(28, 38), some_step(42, 55)
-    holds = [hold(tmp_path, step, world) for step, world in ((1, 1), (first, 2), (second, 1), (third, 2))]
+    holds = [
+        hold(tmp_path, step, world) for step, world in ((1, 1), (first, 2), (second, 1), (third, 2))
+    ]
     a, b = boot("a"), boot("b")
     wait_for_row(a, out, first)
     lose(b, tmp_path / "b")
@@ -239,7 +281,9 @@ def test_machines_come_and_go(dataset, tmp_path):
     assert run(out_dir=tmp_path / "one", dataset=dataset, **CONFIG) == 0
     assert [row["step"] for row in metrics(out)] == list(range(61))
     for name, rel in TOLERANCES.items():  # 60 steps, not 20
-        assert column(out, name) == pytest.approx(column(tmp_path / "one", name), rel=3 * rel, abs=0), name
+        assert column(out, name) == pytest.approx(
+            column(tmp_path / "one", name), rel=3 * rel, abs=0
+        ), name
     assert_close(load(out / "last.pt")["model"], load(tmp_path / "one" / "last.pt")["model"], ENDS)
 
 

@@ -1,5 +1,5 @@
-"""The pages, the Makefile and the headers of configs say what the code does: commands start, links resolve, flags
-exist, outputs are what is printed, the README's changes apply."""
+"""The pages, the Makefile and the headers of configs say what the code does: commands start, links
+resolve, flags exist, outputs are what is printed, the README's changes apply."""
 
 import ast
 import importlib
@@ -42,7 +42,8 @@ README = (ROOT / "README.md").read_text()
 NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
 SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__.py")]
 COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in [*CONFIGS, *STUDIES])]))
-OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  # tests/interop/test_pages.py has those
+# tests/interop/test_pages.py has those
+OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]
 ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
 
@@ -73,19 +74,27 @@ def test_every_config_loads_builds_and_names_its_command(path):
     assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"
     if path.parent.name == "config":
         assert config.out_dir == f"out/{path.stem}"
-        for gpus in (1, 2, 4, 8) if "small" in path.stem or "large" in path.stem or "xl" in path.stem else (1,):
+        for gpus in (
+            (1, 2, 4, 8)
+            if "small" in path.stem or "large" in path.stem or "xl" in path.stem
+            else (1,)
+        ):
             split_batch(config.batch_size, config.micro_batch_size, gpus)
 
 
 def test_every_flag_of_every_command_has_a_text_in_its_help():
-    flags = {name: flag for schemas in SCHEMAS.values() for name, flag in read_flags(*schemas).items()}
+    flags = {
+        name: flag for schemas in SCHEMAS.values() for name, flag in read_flags(*schemas).items()
+    }
     assert [name for name, flag in flags.items() if not flag.help] == []
 
 
 # Flags of other programs, and of data/*/prepare.py and soak.py.
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
-FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
+FOREIGN += (
+    " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
+)
 FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle tiny"
 
 
@@ -95,10 +104,13 @@ def test_flags_and_scripts_that_a_page_names_exist(page):
     known = {name for schemas in SCHEMAS.values() for name in read_flags(*schemas)}
     known |= {word[2:] for word in WORDS} | set(FOREIGN.split())
     assert set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", text)) - known == set()
-    started = re.findall(r"(?:python|torchrun [^\n]*?) ((?:\w+/)*\w+\.py)", text.replace("\\\n", " "))
+    started = re.findall(
+        r"(?:python|torchrun [^\n]*?) ((?:\w+/)*\w+\.py)", text.replace("\\\n", " ")
+    )
     own = ["check.py"]  # the page has it whole
     assert [path for path in started if path not in own and not (ROOT / path).exists()] == []
-    modules = set(re.findall(r"python -m ([\w.]+)", text)) - {"lm_eval"}  # make install-eval alone has it
+    # make install-eval alone has it
+    modules = set(re.findall(r"python -m ([\w.]+)", text)) - {"lm_eval"}
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
 
 
@@ -114,17 +126,24 @@ def test_python_on_the_pages_imports_what_exists():
             imported += [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert len(imported) > 5
     for node in imported:
-        known = dir(importlib.import_module(node.module))  # of transformers too, which imports a name when it is got
+        # of transformers too, which imports a name when it is got
+        known = dir(importlib.import_module(node.module))
         assert {alias.name for alias in node.names} <= {*known}, node.module
 
 
 def test_messages_on_the_page_about_many_gpus_are_the_codes():
     """Piece by piece, between the numbers; what stands in parentheses comes from torch."""
-    sources = "".join(path.read_text() for path in [*ROOT.glob("*.py"), *(ROOT / "nanodnt").rglob("*.py")])
+    sources = "".join(
+        path.read_text() for path in [*ROOT.glob("*.py"), *(ROOT / "nanodnt").rglob("*.py")]
+    )
     sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that follow each other
     page = (ROOT / "docs" / "scale.md").read_text()
-    messages = [m for row in rows_with(page, "message") for m in re.findall(r"`([^`]+)`", row["message"])]
-    pieces = [piece for m in messages if "exitcode" not in m for piece in re.split(r"\(.*|…|\d[\d, ]*", m)]
+    messages = [
+        m for row in rows_with(page, "message") for m in re.findall(r"`([^`]+)`", row["message"])
+    ]
+    pieces = [
+        piece for m in messages if "exitcode" not in m for piece in re.split(r"\(.*|…|\d[\d, ]*", m)
+    ]
     pieces = [piece for piece in pieces if len(piece.strip()) > 8]
     assert len(pieces) >= 3
     assert [piece for piece in pieces if piece.strip() not in sources] == []
@@ -136,7 +155,8 @@ def check_training(argv, processes):
 
 
 def check_command(command, argv, processes):
-    """What the command checks before it reads data: files, flags, their values, the batch over the processes."""
+    """What the command checks before it reads data: files, flags, their values, the batch over the
+    processes."""
     argv = [a for a in argv if not a.startswith(("--help", *ADDED_BY_README))]
     if command == "train.py":
         check_training(argv, processes)
@@ -151,7 +171,8 @@ def check_command(command, argv, processes):
 
         own, files, lists = split_arguments(argv)
         (config,), _ = read_values(own, (SweepConfig,))
-        assert list_points(config, files, lists | {"vocab_size": ["64"]}, ROOT / "out")  # so that no dataset is needed
+        # so that no dataset is needed
+        assert list_points(config, files, lists | {"vocab_size": ["64"]}, ROOT / "out")
     elif command == "bench.py":
         for *_, config in bench.read_variants(argv).values():
             config.check()
@@ -182,14 +203,21 @@ def test_commands_and_outputs_are_found():
 @pytest.mark.parametrize(
     "command, arguments, output",
     [  # a plan of 48 blocks traces four training steps
-        pytest.param(*shown[1:], marks=[pytest.mark.deep] * ("--plan" in shown[2]), id=f"{NAMES[shown[0]]}: {shown[2]}")
+        pytest.param(
+            *shown[1:],
+            marks=[pytest.mark.deep] * ("--plan" in shown[2]),
+            id=f"{NAMES[shown[0]]}: {shown[2]}",
+        )
         for shown in OUTPUTS
     ],
 )
-def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_path, monkeypatch, capsys):
+def test_output_on_a_page_is_what_is_printed(
+    command, arguments, output, tmp_path, monkeypatch, capsys
+):
     """Line by line and in order; a line "…" leaves some out, a line that ends so is cut."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("nanodnt.tasks.folder_of", lambda name: tmp_path)  # as if no dataset were prepared
+    # as if no dataset were prepared
+    monkeypatch.setattr("nanodnt.tasks.folder_of", lambda name: tmp_path)
     if command == "train.py":  # prints the groups, then needs data
         model, optimizer, *_ = read_command(list(arguments))
         printed = describe_groups(optimizer, model)
@@ -200,13 +228,18 @@ def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_pat
     rest = (line.rstrip() for line in printed.splitlines())
     for line in filter(None, map(str.rstrip, output.splitlines())):
         start = line.removesuffix("…")
-        assert any(found == line or line != start and found.startswith(start) for found in rest), line
+        assert any(found == line or line != start and found.startswith(start) for found in rest), (
+            line
+        )
 
 
 def write_my_claims(root, flags: dict):
-    """The claims file of docs/claims.md, on the model of these flags, without what the claims vary."""
+    """The claims file of docs/claims.md, on the model of these flags, without what the claims
+    vary."""
     (source,) = re.findall(
-        r"the whole of `my_claims.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "claims.md").read_text(), re.DOTALL
+        r"the whole of `my_claims.py`:\n\n```python\n(.*?)```",
+        (ROOT / "docs" / "claims.md").read_text(),
+        re.DOTALL,
     )
     base = "config/claims/mini_gpt.py config/init/xavier.py"
     varied = ("out_dir", "skip_scale", "min_lr", "seed", "optimizer", "weight_decay")
@@ -219,25 +252,40 @@ def write_my_claims(root, flags: dict):
 
 @pytest.mark.deep
 def test_the_readmes_changes_work(tmp_path):
-    """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it of docs/claims.md, on
-    a tiny model, and the layout's row of tests. One process, since starting one takes as long as the tests."""
+    """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it
+    of docs/claims.md, on a tiny model, and the layout's row of tests. One process, since starting
+    one takes as long as the tests."""
     root = copy_tree(tmp_path / "tree")
     apply_readme(root)
-    flags = TINY | dict(dataset=make_dataset(root / "data" / "walk"), out_dir="out/run", max_iters=40, eval_interval=20)
-    flags |= dict(skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1)
+    flags = TINY | dict(
+        dataset=make_dataset(root / "data" / "walk"),
+        out_dir="out/run",
+        max_iters=40,
+        eval_interval=20,
+    )
+    flags |= dict(
+        skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1
+    )
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
-    tests = ["-p", "no:cacheprovider", "--assert=plain", *sorted(map(str, root.glob(pattern))), "-k", name]
+    tests = [
+        "-p",
+        "no:cacheprovider",
+        "--assert=plain",
+        *sorted(map(str, root.glob(pattern))),
+        "-k",
+        name,
+    ]
     script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
     script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
     write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
     script += "import reproduce\nfrom support.claims import in_process\n"
-    script += (
-        "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
-    )
+    script += "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
     script += "assert code == 0\n"
     script += f"sys.exit(pytest.main({tests}))"
     printed = call(root, [sys.executable, "-c", script])
-    losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed.partition("done at")[0])]
+    losses = [
+        float(x) for x in re.findall(r"validation loss ([\d.]+)", printed.partition("done at")[0])
+    ]
     assert losses[-1] < losses[0] - 1 and "lion" in printed
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 3
     page = (root / "out" / "my_claims.md").read_text()

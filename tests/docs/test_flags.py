@@ -1,5 +1,5 @@
-"""docs/{layouts,optimizers,moe,images}.md say what the code does: flags on them build, are noted or refused, every
-refusal has a row, and their tables are those of the config files."""
+"""docs/{layouts,optimizers,moe,images}.md say what the code does: flags on them build, are noted or
+refused, every refusal has a row, and their tables are those of the config files."""
 
 import importlib.util
 import inspect
@@ -16,11 +16,17 @@ from support.models import rule_lines
 from support.pages import FLAGS, ROOT, load, outline, rows_with
 
 pytestmark = pytest.mark.house
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("layouts", "optimizers", "moe", "images")}
+PAGES = {
+    name: (ROOT / "docs" / f"{name}.md").read_text()
+    for name in ("layouts", "optimizers", "moe", "images")
+}
 LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
 RULES = {"layouts": (rules.norms, rules.scales), "moe": (rules.experts,), "images": (rules.images,)}
-CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}  # functions that raise
-CHECKS["optimizers"] += [function for _, function in inspect.getmembers(defaults, inspect.isfunction)]
+# functions that raise
+CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}
+CHECKS["optimizers"] += [
+    function for _, function in inspect.getmembers(defaults, inspect.isfunction)
+]
 
 
 def in_column(page, title) -> list:
@@ -31,8 +37,12 @@ def in_column(page, title) -> list:
 REFUSED = {page: in_column(page, "refused flags") for page in PAGES}
 SCHEMES, NOTED = in_column("layouts", "flags"), in_column("layouts", "noted flags")
 METHODS = [row["flags"].strip("`") for row in rows_with(PAGES["moe"], "as in")]
-ACCEPTED = sorted({text for page in ("layouts", "optimizers") for text in FLAGS.findall(PAGES[page])})
-ACCEPTED = [text for text in ACCEPTED if text not in REFUSED["layouts"] + REFUSED["optimizers"]] + METHODS
+ACCEPTED = sorted(
+    {text for page in ("layouts", "optimizers") for text in FLAGS.findall(PAGES[page])}
+)
+ACCEPTED = [
+    text for text in ACCEPTED if text not in REFUSED["layouts"] + REFUSED["optimizers"]
+] + METHODS
 DIAGRAMS = ("depth", "normfree", "placement", "scale_vectors")
 RECIPES = rows_with(OPTIMIZER_PAGE, "`train.py` with")
 
@@ -55,7 +65,13 @@ def start(text):
 
 
 def test_the_flags_are_found():
-    assert len(SCHEMES) > 45 and len(ACCEPTED) > 70 and len(NOTED) > 7 and len(METHODS) > 5 and len(RECIPES) > 20
+    assert (
+        len(SCHEMES) > 45
+        and len(ACCEPTED) > 70
+        and len(NOTED) > 7
+        and len(METHODS) > 5
+        and len(RECIPES) > 20
+    )
     assert {page: len(texts) > 8 for page, texts in REFUSED.items()} == dict.fromkeys(PAGES, True)
 
 
@@ -66,7 +82,9 @@ def test_flags_build(text):
 
 def test_noted_flags_print_a_note_and_the_other_schemes_none():
     assert [text for text in NOTED if not rules.notes(read(text)[0])] == []
-    assert [text for text in SCHEMES + METHODS if rules.notes(read(text)[0]) and text not in NOTED] == []
+    assert [
+        text for text in SCHEMES + METHODS if rules.notes(read(text)[0]) and text not in NOTED
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -74,7 +92,9 @@ def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
     wanted = rule_lines(*RULES[page]).keys() if page in RULES else set()
     for check in CHECKS.get(page, ()):
         lines, first = inspect.getsourcelines(check)
-        wanted |= {(check.__name__, n) for n, line in enumerate(lines, first) if "raise ValueError" in line}
+        wanted |= {
+            (check.__name__, n) for n, line in enumerate(lines, first) if "raise ValueError" in line
+        }
     reached = set()
     for text in REFUSED[page]:
         with pytest.raises(ValueError) as caught:
@@ -96,7 +116,9 @@ def test_every_optimizer_and_every_role_has_a_row():
             wanted = [entry.defaults["learning_rate"], entry.defaults["weight_decay"]]
             assert [float(x) for x in cell.split(",")] == wanted
     rows = [row for row in rows_with(OPTIMIZER_PAGE, "role") if "blockwise ratio" in row]
-    assert sorted(role for row in rows for role in re.findall(r"`(\w+)`", row["role"])) == sorted(ROLES)
+    assert sorted(role for row in rows for role in re.findall(r"`(\w+)`", row["role"])) == sorted(
+        ROLES
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- config files
@@ -104,7 +126,13 @@ def test_every_optimizer_and_every_role_has_a_row():
 
 def test_dnt_settings_are_the_config_files():
     rows = {row["scheme"]: row["flags"] for row in rows_with(LAYOUTS, "scheme") if "flags" in row}
-    for scheme, name in {"Pre-LN = S1": "s1", "S2": "s2", "S3": "s3", "S4": "s4", "S5 = **DNT**": "s5"}.items():
+    for scheme, name in {
+        "Pre-LN = S1": "s1",
+        "S2": "s2",
+        "S3": "s3",
+        "S4": "s4",
+        "S5 = **DNT**": "s5",
+    }.items():
         flags = FLAGS.findall(rows[scheme])
         given = load(str(ROOT / f"config/dnt/{name}.py"))[0]
         given.vocab_size = 64
@@ -121,20 +149,39 @@ def number(cell):
 def test_recipes_are_the_config_files(row, monkeypatch):
     monkeypatch.chdir(ROOT)
     files = re.findall(r"`([^`]+)`", row["`train.py` with"])
-    names = {"AdamW": "adamw", "Adam": "adamw", "mSGDW": "msgdw", "Muon": "muon", "Adam-mini": "adam_mini"}
+    names = {
+        "AdamW": "adamw",
+        "Adam": "adamw",
+        "mSGDW": "msgdw",
+        "Muon": "muon",
+        "Adam-mini": "adam_mini",
+    }
     assert files
     for arguments in files:
         c = load(*arguments.split())[1]
         fill_defaults(c)
         assert c.optimizer == names[row["optimizer"]], arguments
-        values = (c.learning_rate, c.weight_decay, c.warmup_iters, c.min_lr, c.max_iters, c.lr_decay_iters)
+        values = (
+            c.learning_rate,
+            c.weight_decay,
+            c.warmup_iters,
+            c.min_lr,
+            c.max_iters,
+            c.lr_decay_iters,
+        )
         steps = number(row["steps"])
-        wanted = (*(number(row[key]) for key in ("peak LR", "decay", "warm-up", "min LR")), steps, steps)
+        wanted = (
+            *(number(row[key]) for key in ("peak LR", "decay", "warm-up", "min LR")),
+            steps,
+            steps,
+        )
         assert values == pytest.approx(wanted), arguments
         betas = [float(beta) for beta in row["betas or momentum"].removesuffix("[I]").split(",")]
         assert betas == ([c.beta1, c.beta2] if c.momentum is None else [c.momentum]), arguments
         rest = re.search(r"the rest at (\S+)", row["run"])
-        assert c.adamw_learning_rate == (float(rest[1]) if rest else c.learning_rate if c.momentum == 0.95 else None)
+        assert c.adamw_learning_rate == (
+            float(rest[1]) if rest else c.learning_rate if c.momentum == 0.95 else None
+        )
 
 
 def test_blockwise_ratios_are_the_config_files():
@@ -147,9 +194,16 @@ def test_blockwise_ratios_are_the_config_files():
             assert keys[f"lr_ratio_{block}"][0] == float(row[block]), (path, block)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.deep] * (n != "normfree")) for n in DIAGRAMS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.deep] * (n != "normfree")) for n in DIAGRAMS]
+)
 def test_a_diagram_is_drawn(name, tmp_path):
-    spec = importlib.util.spec_from_file_location("draw_layouts", ROOT / "docs/scripts/draw_layouts.py")
+    spec = importlib.util.spec_from_file_location(
+        "draw_layouts", ROOT / "docs/scripts/draw_layouts.py"
+    )
     spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
     script.draw(name, tmp_path / "drawn.png")
-    assert f"(layouts/{name}.png)" in LAYOUTS and 10_000 < (tmp_path / "drawn.png").stat().st_size < 150_000
+    assert (
+        f"(layouts/{name}.png)" in LAYOUTS
+        and 10_000 < (tmp_path / "drawn.png").stat().st_size < 150_000
+    )

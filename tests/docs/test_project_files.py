@@ -38,10 +38,14 @@ def test_another_index_replaces_the_torch_that_is_installed(index, tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / ".installed").touch()
-    (tmp_path / ".venv" / ".torch_index").write_text("https://example.org/cu126\n", encoding="utf-8")
+    (tmp_path / ".venv" / ".torch_index").write_text(
+        "https://example.org/cu126\n", encoding="utf-8"
+    )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     argv = ["make", "-n", f"TORCH_INDEX={index}", "install"]
-    printed = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path).stdout
+    printed = subprocess.run(
+        argv, capture_output=True, text=True, env=environment, cwd=tmp_path
+    ).stdout
     assert ("--force-reinstall" in printed) == ("/pip install" in printed) == bool(index)
 
 
@@ -55,7 +59,9 @@ def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     (tmp_path / "make").write_text(f"#!/bin/sh\n{make}", encoding="utf-8")
     (tmp_path / "make").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == bool(failing)
     targets = ["install-eval", "install-triton", "lint", "house", "test", "test-deep", "test"]
     assert (tmp_path / "calls").read_text(encoding="utf-8").split() == targets
@@ -66,15 +72,24 @@ def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
 def test_the_citation_names_the_five_papers():
     text = (ROOT / "CITATION.cff").read_text()
     papers = {"2507.17501", "2605.26895", "2502.19002", "2503.10622", "2502.05795"}
-    assert set(re.findall(r"arxiv\.org/abs/([\d.]+)", text)) == set(re.findall(r'"arXiv:([\d.]+)"', text)) == papers
+    assert (
+        set(re.findall(r"arxiv\.org/abs/([\d.]+)", text))
+        == set(re.findall(r'"arXiv:([\d.]+)"', text))
+        == papers
+    )
     assert papers <= set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
-    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text() and f"\nversion: {VERSION}\n" in text
+    assert (
+        f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()
+        and f"\nversion: {VERSION}\n" in text
+    )
     assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 SCRIPTS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("data/*/prepare.py"))]
 # a fork may have scripts of another kind
-SCRIPTS = [name for name in SCRIPTS if "nanodnt.prepare" in (ROOT / name).read_text(encoding="utf-8")]
+SCRIPTS = [
+    name for name in SCRIPTS if "nanodnt.prepare" in (ROOT / name).read_text(encoding="utf-8")
+]
 # model.py is not among them: as a module it needs nothing but torch, and its command is this
 COMMANDS = [*SCHEMAS, *SCRIPTS, "-m nanodnt.plan", "-m nanodnt.data"]
 COMMANDS.remove("model.py")
@@ -91,7 +106,8 @@ else:
 MACHINES = {  # what is changed, and the line that a command ends with
     "sys.platform = 'win32'; sys.modules['fcntl'] = None": "nanoDNT runs on Linux and macOS; on Windows use WSL2: ",
     "sys.version_info = (3, 9, 18)": "nanoDNT needs Python 3.11 or newer, and this is ",
-    "pass": f"numpy is not installed for {sys.executable}: run `make install`, then ",  # -S: without any package
+    # -S: without any package
+    "pass": f"numpy is not installed for {sys.executable}: run `make install`, then ",
 }
 
 
@@ -102,13 +118,17 @@ def test_a_machine_that_cannot_run_it_is_told_in_one_line(command):
         argv = [sys.executable, "-S", "-c", START.format(change=change), *command.split(), "--help"]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 1 and done.stdout == ""
-        assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, (
+            done.stderr
+        )
 
 
 @pytest.mark.parametrize("command", SCHEMAS)
 def test_every_command_says_what_it_is_on_any_terminal(command, monkeypatch):
     """Here in a locale that has no characters but ASCII."""
-    main = import_module("nanodnt.plan.__main__" if command == "model.py" else command.removesuffix(".py")).main
+    main = import_module(
+        "nanodnt.plan.__main__" if command == "model.py" else command.removesuffix(".py")
+    ).main
     for flag, words in (
         ("--help", "usage: "),
         ("--version", f"nanoDNT {VERSION}, torch "),

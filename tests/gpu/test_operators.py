@@ -18,4 +18,7 @@ def test_cross_entropy_is_that_of_float64(device, case):
 def test_they_pass_the_trial_at_the_start(device, dtype):
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     names = kernels.TRIALS.keys() & kernels.possible_kernels("all", capability, dtype)
-    assert names and [name for name in names if not kernels.works(name, torch.device(device), dtype)] == []
+    assert (
+        names
+        and [name for name in names if not kernels.works(name, torch.device(device), dtype)] == []
+    )

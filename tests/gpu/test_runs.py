@@ -28,7 +28,12 @@ def flags(device, dataset, tmp_path):
     """flags(name, …): those of the run `name` on this device."""
 
     def make(name, **changes):
-        return RUN | SIZES[device] | dict(dataset=dataset, device=device, out_dir=tmp_path / name) | changes
+        return (
+            RUN
+            | SIZES[device]
+            | dict(dataset=dataset, device=device, out_dir=tmp_path / name)
+            | changes
+        )
 
     return make
 
@@ -38,15 +43,21 @@ def distance(one, other) -> float:
     a, b = column(one, "train_loss"), column(other, "train_loss")
     assert a.keys() == b.keys() and len(b) == STEPS
     apart = [abs(a[step] - b[step]) / abs(b[step]) for step in b]
-    a, b = (tensors([c["model"], c["optimizer"]["state"]]) for c in (load(path / "last.pt") for path in (one, other)))
-    apart += [((a[n] - t).double().norm() / t.double().norm().clamp(min=1e-30)).item() for n, t in b.items()]
+    a, b = (
+        tensors([c["model"], c["optimizer"]["state"]])
+        for c in (load(path / "last.pt") for path in (one, other))
+    )
+    apart += [
+        ((a[n] - t).double().norm() / t.double().norm().clamp(min=1e-30)).item()
+        for n, t in b.items()
+    ]
     return max(apart)
 
 
 @on_device
 def test_a_run_of_experts_is_killed_and_resumed(flags, device, tmp_path):
-    """As one that was not. On a GPU sums are not made in the same order each time: two undisturbed runs show how far
-    apart they may be."""
+    """As one that was not. On a GPU sums are not made in the same order each time: two undisturbed
+    runs show how far apart they may be."""
     assert run(**flags("whole", **EXPERTS)) == 0
     process = start(**flags("killed", **EXPERTS))
     wait_for_row(process, tmp_path / "killed", THIRD + 2)
@@ -65,17 +76,27 @@ def test_a_run_of_experts_is_killed_and_resumed(flags, device, tmp_path):
 
 @on_device
 def test_a_checkpoint_moves_to_the_cpu_and_back(flags, device, tmp_path):
-    """A run of the CPU goes on here, then on the CPU again, as one that never moved. Products in TF32 round by 2⁻¹¹,
-    and later steps start from weights that differ."""
+    """A run of the CPU goes on here, then on the CPU again, as one that never moved. Products in
+    TF32 round by 2⁻¹¹, and later steps start from weights that differ."""
     assert run(**flags("cpu", device="cpu")) == 0
-    for name, source, step, where in (("here", "cpu", THIRD, device), ("back", "here", 2 * THIRD, "cpu")):
+    for name, source, step, where in (
+        ("here", "cpu", THIRD, device),
+        ("back", "here", 2 * THIRD, "cpu"),
+    ):
         (tmp_path / name).mkdir()
         shutil.copyfile(tmp_path / source / f"step_{step}.pt", tmp_path / name / "last.pt")
         assert run(**flags(name, device=where, init_from="resume")) == 0
-        for key, allowed, steps in (("lr", 0, STEPS), ("train_loss", 0.02, STEPS), ("grad_norm", 5e-3, step + 1)):
+        for key, allowed, steps in (
+            ("lr", 0, STEPS),
+            ("train_loss", 0.02, STEPS),
+            ("grad_norm", 5e-3, step + 1),
+        ):
             found, wanted = (column(tmp_path / n, key) for n in (name, "cpu"))
             wanted = {s: value for s, value in wanted.items() if step < s <= steps}
-            assert {s: found[s] for s in wanted} == pytest.approx(wanted, rel=allowed, abs=0), (name, key)
+            assert {s: found[s] for s in wanted} == pytest.approx(wanted, rel=allowed, abs=0), (
+                name,
+                key,
+            )
     first = [column(tmp_path / name, "train_loss")[THIRD + 1] for name in ("here", "cpu")]
     assert first[0] == pytest.approx(first[1], rel=5e-3)
 
@@ -95,7 +116,8 @@ def sampled(capsys, out_dir, device) -> str:
 
 @torch.no_grad()
 def without_cache(model, idx) -> list:
-    """The token ids of idx (1, T) and its most likely continuation, each token from a pass over all before it."""
+    """The token ids of idx (1, T) and its most likely continuation, each token from a pass over all
+    before it."""
     for _ in range(NEW):
         recent = idx[:, -model.config.block_size :]
         idx = torch.cat((idx, model(recent)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
@@ -104,7 +126,8 @@ def without_cache(model, idx) -> list:
 
 @torch.no_grad()
 def assert_same_text(a: list, b: list, exact) -> None:
-    """Where token ids a and b part, rounding must have decided: the logits of both tokens are nearly the same."""
+    """Where token ids a and b part, rounding must have decided: the logits of both tokens are
+    nearly the same."""
     assert len(a) == len(b) == NEW + 1 and a[0] == b[0]
     if a != b:
         at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
@@ -117,11 +140,16 @@ def test_samples(flags, device, tmp_path, capsys):
     """Of sample.py on this device and on the CPU; of `generate` with its cache, and without one."""
     assert run(**flags("run", block_size=128)) == 0  # as long as the text
     checkpoint = load(tmp_path / "run" / "last.pt")
-    tokenizer, exact = Tokenizer(checkpoint["meta"]), model_from_checkpoint(checkpoint).eval().double()
+    tokenizer, exact = (
+        Tokenizer(checkpoint["meta"]),
+        model_from_checkpoint(checkpoint).eval().double(),
+    )
     model = model_from_checkpoint(checkpoint).eval().to(device)
     prompt = torch.tensor([tokenizer.encode("A")], device=device)
     whole = without_cache(model, prompt)
     cached = generate(model, prompt, NEW, temperature=0, stop=tokenizer.eot)[0].tolist()
     assert_same_text(cached, whole, exact)
-    here, there = (tokenizer.encode(sampled(capsys, tmp_path / "run", where)) for where in (device, "cpu"))
+    here, there = (
+        tokenizer.encode(sampled(capsys, tmp_path / "run", where)) for where in (device, "cpu")
+    )
     assert_same_text(here, there, exact)

@@ -30,8 +30,8 @@ def world(earlier, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def original(earlier):
-    """A function that reads a checkpoint of `earlier`, without the code under test. (This and the next are functions so
-    that hypothesis does not print all they return.)"""
+    """A function that reads a checkpoint of `earlier`, without the code under test. (This and the
+    next are functions so that hypothesis does not print all they return.)"""
     return lambda name="last.pt": runs.load(earlier.run / name)
 
 

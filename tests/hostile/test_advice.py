@@ -1,4 +1,5 @@
-"""What an error message advises works in the state in which it is given: a test provokes it, and does as it says."""
+"""What an error message advises works in the state in which it is given: a test provokes it, and
+does as it says."""
 
 import os
 import re
@@ -22,7 +23,8 @@ KEEP = "--overwrite=False"
 
 class Advice(NamedTuple):
     refused: str  # flags that are refused; {tmp} {run} {data} are filled in
-    patterns: list  # regular expressions: their groups are the flags, or the shell command, that the message advises
+    patterns: list  # regular expressions: their groups are the flags, or the shell command, that
+    #   the message advises
     spoil: object = lambda world: None  # called with the World before
     replace: str = ""  # a pattern for flags of `refused` that the advice replaces
 
@@ -50,7 +52,8 @@ def damage_all_but_step_3(world: World) -> None:
     shutil.copy(world.run / "best.pt", world.run / "step_3.pt")
     (world.run / "best.pt").unlink()
     cut("last.pt", "prev.pt")(world)
-    os.link(world.run / "last.pt", world.run / "best.pt")  # damaged as that one is, and younger than step_3.pt
+    # damaged as that one is, and younger than step_3.pt
+    os.link(world.run / "last.pt", world.run / "best.pt")
 
 
 def other_optimizer_state(world: World) -> None:
@@ -65,21 +68,30 @@ LINK = r"`(ln -f [^`]+)`"
 ADVICE = {
     "resume, only best.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("best.pt")),
     "resume, only step_3.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("step_3.pt")),
-    "resume, replace it": Advice(f"{RESUME} {KEEP}", ["(--init_from=auto) (--overwrite=True)"], keep_alone("best.pt")),
+    "resume, replace it": Advice(
+        f"{RESUME} {KEEP}", ["(--init_from=auto) (--overwrite=True)"], keep_alone("best.pt")
+    ),
     "scratch, replace": Advice(KEEP, ["(--overwrite=True)"]),
     "nothing there": Advice(f"{RESUME} --out_dir={{tmp}}/new", ["(--init_from=scratch)"]),
     "latest damaged": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_best),
     "latest damaged, a link": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_step_3),
     "a run as weights": Advice(
-        "--init_from={run} --out_dir={tmp}/new", [r"train\.py takes (\S+),"], keep_alone("step_3.pt"), "init_from"
+        "--init_from={run} --out_dir={tmp}/new",
+        [r"train\.py takes (\S+),"],
+        keep_alone("step_3.pt"),
+        "init_from",
     ),
-    "state of other parameters": Advice(RESUME, ["(--init_from=)CHECKPOINT_FILE"], other_optimizer_state),
+    "state of other parameters": Advice(
+        RESUME, ["(--init_from=)CHECKPOINT_FILE"], other_optimizer_state
+    ),
     "another dataset, a new run": Advice(
         "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
         ["another (--out_dir)"],
         lambda world: make_dataset(world.tmp / "other", seed=1),
     ),
-    "micro batch": Advice("--batch_size=12 --micro_batch_size=5", ["use (4) or 6"], replace="micro_batch_size"),
+    "micro batch": Advice(
+        "--batch_size=12 --micro_batch_size=5", ["use (4) or 6"], replace="micro_batch_size"
+    ),
     "doc_mask": Advice("--doc_mask=True --out_dir={tmp}/new", ["use (doc_mask=False)"]),
 }
 
@@ -99,7 +111,8 @@ def test_the_advice_works_when_it_is_given(name, world):
     for part in found:
         if part.startswith("ln "):
             subprocess.run(shlex.split(part), check=True)
-        elif part == "--init_from=":  # the message leaves the file open, and says that out_dir must be another
+        # the message leaves the file open, and says that out_dir must be another
+        elif part == "--init_from=":
             assert "another --out_dir" in outcome.err
             flags += [f"--init_from={world.run}/last.pt", f"--out_dir={world.tmp}/new"]
         elif part == "--out_dir":
@@ -109,7 +122,9 @@ def test_the_advice_works_when_it_is_given(name, world):
         else:
             flags.append(f"--{part.lstrip('-')}")
     names = [flag.lstrip("-").partition("=")[0] for flag in flags]
-    followed = start(world, train, shlex.join(without(case.refused, names) + flags) + " --max_iters=4")
+    followed = start(
+        world, train, shlex.join(without(case.refused, names) + flags) + " --max_iters=4"
+    )
     assert followed.code == 0, followed.err
 
 

@@ -1,8 +1,10 @@
-"""What train.py says to a dataset, a checkpoint or a disk that is wrong: one line that names it, and nothing changed.
+"""What train.py says to a dataset, a checkpoint or a disk that is wrong: one line that names it,
+and nothing changed.
 
-Every case starts from a folder that holds an earlier run, its dataset, and a command line that works (see
-`test_the_command_lines_work_without_the_mistake`), and adds one mistake. The command line says --overwrite=True where a
-case does not set it: not even then may a mistake cost the earlier run.
+Every case starts from a folder that holds an earlier run, its dataset, and a command line that
+works (see `test_the_command_lines_work_without_the_mistake`), and adds one mistake. The command
+line says --overwrite=True where a case does not set it: not even then may a mistake cost the
+earlier run.
 """
 
 import shutil
@@ -42,11 +44,28 @@ LARGER = meta(lambda m: m.update(vocab_size=300, chars=[chr(256 + i) for i in ra
 BYTES = dict(tokenizer="bytes", vocab_size=257, eot=256)
 DATA = cases(
     ("no such folder", "--dataset={tmp}/nothing", ["nothing", "is not prepared"]),
-    ("says what to run", "--dataset=corpus", ["corpus", "is not prepared", "data/corpus/prepare.py"], named_dataset),
+    (
+        "says what to run",
+        "--dataset=corpus",
+        ["corpus", "is not prepared", "data/corpus/prepare.py"],
+        named_dataset,
+    ),
     ("no val", "", [*META, "val"], meta(lambda m: m["splits"].pop("val"))),
     ("id in val.bin", "", ["val.bin", "60", "vocabulary of 50"], token("val", 60)),
-    ("id found in training", LONGER, ["train.bin", "60", "vocabulary of 50", "prepare"], token("train", 60), PT),
-    ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
+    (
+        "id found in training",
+        LONGER,
+        ["train.bin", "60", "vocabulary of 50", "prepare"],
+        token("train", 60),
+        PT,
+    ),
+    (
+        "cut during the run",
+        LONGER,
+        ["train.bin", "shorter", "prepare"],
+        during(truncate("train")),
+        PT,
+    ),
 )
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -61,7 +80,9 @@ def longer_context(c):
 
 def momentum_alone(c):
     """What mSGDW would have saved, in a checkpoint that says adamw."""
-    c["optimizer"]["state"] = {i: {"momentum_buffer": s["exp_avg"]} for i, s in c["optimizer"]["state"].items()}
+    c["optimizer"]["state"] = {
+        i: {"momentum_buffer": s["exp_avg"]} for i, s in c["optimizer"]["state"].items()
+    }
 
 
 CONTENT = {  # mistakes in a checkpoint's content: (words, change)
@@ -74,8 +95,14 @@ CONTENT = {  # mistakes in a checkpoint's content: (words, change)
     "no optimizer": (["optimizer"], drop("optimizer")),
     # no further step: with a wrong shape, torch's fused AdamW would write beyond its memory
     "empty optimizer state": (["optimizer"], put("optimizer", "state", {})),
-    "optimizer state of another shape": (["optimizer"], put("optimizer", "state", 0, "exp_avg", torch.zeros(3))),
-    "optimizer of other parameters": (["optimizer"], lambda c: c["optimizer"]["param_groups"].pop()),
+    "optimizer state of another shape": (
+        ["optimizer"],
+        put("optimizer", "state", 0, "exp_avg", torch.zeros(3)),
+    ),
+    "optimizer of other parameters": (
+        ["optimizer"],
+        lambda c: c["optimizer"]["param_groups"].pop(),
+    ),
     "optimizer state of another kind": (["optimizer"], momentum_alone),
     "a word for the step": (["step"], put("step", "three")),
 }
@@ -83,18 +110,37 @@ OF_WEIGHTS = ("wider than its weights", "another alphabet")
 
 BROKEN = '{"step": 1, "tokens": 64}\n{"st\n{"step": 3}\n'
 CHECKPOINT_CASES = cases(
-    ("scratch over a run", "--overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
-    ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume", "--init_from=scratch"]),
+    (
+        "scratch over a run",
+        "--overwrite=False",
+        ["earlier run", "--init_from=resume", "--overwrite=True"],
+    ),
+    (
+        "nothing there",
+        f"{RESUME} --out_dir={{tmp}}/new",
+        ["new", "nothing to resume", "--init_from=scratch"],
+    ),
     ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
     ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
     ("weights truncated", WEIGHTS, ["best.pt", "damaged"], cut("best.pt")),
     ("somebody's state dict", RESUME, NOT, saved({"w": torch.ones(3)})),
     ("another vocabulary", RESUME, ["300", "50", "vocabulary"], LARGER),
     ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
-    ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),
+    (
+        "a longer context than the data",
+        WEIGHTS,
+        ["val.bin", "3000", "block_size"],
+        checkpoint(longer_context),
+    ),
     ("broken metrics", RESUME, ["metrics.jsonl:2"], write("{run}/metrics.jsonl", BROKEN)),
-    *((f"resumed, {name}", RESUME, words, checkpoint(change)) for name, (words, change) in CONTENT.items()),
-    *((f"weights, {name}", WEIGHTS, CONTENT[name][0], checkpoint(CONTENT[name][1])) for name in OF_WEIGHTS),
+    *(
+        (f"resumed, {name}", RESUME, words, checkpoint(change))
+        for name, (words, change) in CONTENT.items()
+    ),
+    *(
+        (f"weights, {name}", WEIGHTS, CONTENT[name][0], checkpoint(CONTENT[name][1]))
+        for name in OF_WEIGHTS
+    ),
 )
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -111,7 +157,13 @@ OUT = cases(
     ("not for writing", "--out_dir=/proc/nanodnt", ["/proc/nanodnt", "--out_dir"]),
     ("full disk at the start", RESUME, ["config.json", "No space left", "intact"], full_disk),
     ("no room at the start", "", ["0.00 GB free", "make room"], little_space),
-    ("run directory removed", LONGER, ["metrics.jsonl", "No such file"], during(remove_run), "data/*"),
+    (
+        "run directory removed",
+        LONGER,
+        ["metrics.jsonl", "No such file"],
+        during(remove_run),
+        "data/*",
+    ),
 )
 
 
@@ -135,7 +187,14 @@ def test_run_directory(world, case):
 
 @pytest.mark.parametrize(
     "program, argv",
-    [(train, ""), (train, RESUME), (train, "--init_from=auto"), (train, WEIGHTS), (train, LONGER), (sample, "")],
+    [
+        (train, ""),
+        (train, RESUME),
+        (train, "--init_from=auto"),
+        (train, WEIGHTS),
+        (train, LONGER),
+        (sample, ""),
+    ],
     ids=["train", "resume", "auto", "weights", "longer", "sample"],
 )
 def test_the_command_lines_work_without_the_mistake(world, program, argv):

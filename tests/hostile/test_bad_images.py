@@ -1,7 +1,8 @@
-"""What the programs say to images that are wrong, and where text and images meet: one line that names the mistake, and
-nothing changed.
+"""What the programs say to images that are wrong, and where text and images meet: one line that
+names the mistake, and nothing changed.
 
-Every case starts from a folder with a run on images, one on text, and a command line that works, and adds one mistake.
+Every case starts from a folder with a run on images, one on text, and a command line that works,
+and adds one mistake.
 """
 
 import sys
@@ -38,7 +39,8 @@ def seen(tmp_path_factory, quick):
 
 @pytest.fixture
 def images(world, seen):
-    """The World of these images; in {tmp}/run and {tmp}/data are the run on text and its dataset."""
+    """The World of these images; in {tmp}/run and {tmp}/data are the run on text and its
+    dataset."""
     copytree(seen, world.tmp, dirs_exist_ok=True)
     return World(world.tmp, world.tmp / "vit", world.tmp / "gray", world.patch)
 
@@ -86,18 +88,58 @@ DATA = cases(
     ("no classes", "", [*META, "classes"], meta(drop("classes"))),
     ("size 0", "", [*META, "image_size is 0"], meta(put("image_size", 0))),
     ("mean not finite", "", [*META, "mean is [nan]"], meta(put("mean", [float("nan")]))),
-    ("more images", "", ["train_offsets.bin", "72", "80", "prepare"], meta(put("splits", "train", "images", 9))),
+    (
+        "more images",
+        "",
+        ["train_offsets.bin", "72", "80", "prepare"],
+        meta(put("splits", "train", "images", 9)),
+    ),
     ("another kind", "", ["meta.json", "newer version", "videos"], meta(put("kind", "videos"))),
-    ("hash of labels", "", ["val_labels.bin", "sha256"], meta(put("splits", "val", "labels", "sha256", "0" * 64))),
-    ("missing file", "", ["val_labels.bin", "missing"], lambda w: (w.data / "val_labels.bin").unlink()),
+    (
+        "hash of labels",
+        "",
+        ["val_labels.bin", "sha256"],
+        meta(put("splits", "val", "labels", "sha256", "0" * 64)),
+    ),
+    (
+        "missing file",
+        "",
+        ["val_labels.bin", "missing"],
+        lambda w: (w.data / "val_labels.bin").unlink(),
+    ),
     ("label", "", ["train_labels.bin", "label 4", "4 classes", "prepare"], label),
     ("no Pillow", "", ["package pillow", "make install-extra", "pip install"], without_pillow),
-    # what only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay
-    ("not an image", LONGER, ["image 7", "train.bin", "is neither PNG nor JPEG"], image(b"no image"), PT),
+    # what only reading an image shows, in a run that goes on with the earlier one, whose
+    # checkpoints must stay
+    (
+        "not an image",
+        LONGER,
+        ["image 7", "train.bin", "is neither PNG nor JPEG"],
+        image(b"no image"),
+        PT,
+    ),
     ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),
-    ("size", LONGER, ["image 7", "8 × 9 pixels instead of 8 × 8", "prepare"], image(encode(noise(9, 8))), PT),
-    ("in val", LONGER, ["image 3", "val.bin", "is neither PNG nor JPEG"], image(b"no image", "val", 3), PT),
-    ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
+    (
+        "size",
+        LONGER,
+        ["image 7", "8 × 9 pixels instead of 8 × 8", "prepare"],
+        image(encode(noise(9, 8))),
+        PT,
+    ),
+    (
+        "in val",
+        LONGER,
+        ["image 3", "val.bin", "is neither PNG nor JPEG"],
+        image(b"no image", "val", 3),
+        PT,
+    ),
+    (
+        "cut during the run",
+        LONGER,
+        ["train.bin", "shorter", "prepare"],
+        during(truncate("train")),
+        PT,
+    ),
 )
 TEXT = "--dataset={tmp}/data --patch_size=0 --block_size=16"
 GPT = "--init_from={tmp}/run/best.pt"
@@ -108,15 +150,34 @@ SETTINGS = cases(  # text and images, and what does not fit the dataset or the c
     ("rope", "--pos=rope", ["pos=rope", "patch_size=4 makes this a model of images"]),
     ("doc_mask", "--doc_mask=True", ["reads images", "are for text: leave out --doc_mask=True"]),
     ("label_smoothing, text", f"{TEXT} --label_smoothing=0.1", ["leave out --label_smoothing=0.1"]),
-    ("a ViT's weights, text", TEXT + " --init_from={run}/best.pt", ["is of text, but the model reads images"]),
+    (
+        "a ViT's weights, text",
+        TEXT + " --init_from={run}/best.pt",
+        ["is of text, but the model reads images"],
+    ),
     ("a GPT's weights, images", GPT, ["is of images, but the model reads text"]),
     ("a ViT resumed on text", f"{TEXT} {RESUME}", ["is of text, but the model reads images"]),
     ("3 does not divide 8", "--patch_size=3", ["image_size=8 must be a multiple of patch_size=3"]),
     ("block_size", "--block_size=16", ["block_size=16", "5 tokens", "leave it out"]),
-    ("class names", RESUME, ["classes 4 of other names", "do not fit"], meta(put("classes", OTHERS))),
+    (
+        "class names",
+        RESUME,
+        ["classes 4 of other names", "do not fit"],
+        meta(put("classes", OTHERS)),
+    ),
     ("another size", RESUME + " --dataset={tmp}/large", ["size 12", "size 8"], larger),
-    ("no class token", RESUME, ["cls.weight is absent"], checkpoint(lambda c: c["model"].pop("cls.weight"))),
-    ("text in its settings", RESUME, ["patch_size=0"], checkpoint(put("model_config", "patch_size", 0))),
+    (
+        "no class token",
+        RESUME,
+        ["cls.weight is absent"],
+        checkpoint(lambda c: c["model"].pop("cls.weight")),
+    ),
+    (
+        "text in its settings",
+        RESUME,
+        ["patch_size=0"],
+        checkpoint(put("model_config", "patch_size", 0)),
+    ),
     ("no names of classes", RESUME, ["classes"], checkpoint(lambda c: c["meta"].pop("classes"))),
 )
 
@@ -144,7 +205,9 @@ def test_the_command_lines_work_without_the_mistake(images, case):
 def test_big_photos_of_a_dataset_of_several_sizes(tmp_path):
     """Images of extreme shapes take little memory: only what is wanted of them is resized."""
     shapes = [(1, 50_000, 3), (50_000, 1, 3), (1, 1, 3), (2, 3, 3)]
-    name = write_dataset(tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None)
+    name = write_dataset(
+        tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None
+    )
     for augment in (None, TrainConfig(crop_area=0.08, rand_augment=9, flip=True)):
         batch = PreparedImages(name, 5, image_size=8, config=augment).batch(0, 4)[0]
         assert batch.shape == (4, 3, 8, 8) and np.isfinite(batch).all()

@@ -1,4 +1,5 @@
-"""Damaged checkpoints: each is refused in one line, or loads as it was saved. The run goes on from the one before."""
+"""Damaged checkpoints: each is refused in one line, or loads as it was saved. The run goes on from
+the one before."""
 
 import io
 import re
@@ -22,7 +23,10 @@ def flipped(raw: bytes, at: int) -> bytes:
 def compressed(raw: bytes) -> bytes:
     """The archive written by another program, as unzipping and zipping a checkpoint does."""
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(raw)) as old,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for item in old.infolist():
             new.writestr(item.filename, old.read(item))
     return out.getvalue()

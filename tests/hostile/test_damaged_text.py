@@ -1,6 +1,6 @@
 """Damaged and hostile text, drawn by hypothesis: meta.json and command lines (config files:
-tests/unit/test_configurator.py). Each is read as it was meant or refused in one line; no code in it runs, and a
-refusal leaves an earlier run as it was."""
+tests/unit/test_configurator.py). Each is read as it was meant or refused in one line; no code in it
+runs, and a refusal leaves an earlier run as it was."""
 
 import json
 import shutil
@@ -33,7 +33,11 @@ def changed_json(draw, tree):
     tree = deepcopy(tree)
     for _ in range(draw(st.integers(0, 2))):
         holder = draw(st.sampled_from([h for h in holders(tree) if h]))
-        key = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(min(3, len(holder)))))
+        key = draw(
+            st.sampled_from(
+                list(holder) if isinstance(holder, dict) else range(min(3, len(holder)))
+            )
+        )
         match draw(st.sampled_from(["json", "near", "name", "drop"])):
             case "json":
                 holder[key] = draw(JSON)
@@ -70,7 +74,9 @@ def test_meta_json(earlier, scratch, data):
     if found is not None:
         whole = PreparedText(str(earlier.data), 16)
         assert np.array_equal(found.batch(0, 4), whole.batch(0, 4))
-        assert np.array_equal(found.val_batch(found.validation(128), 8), whole.val_batch(whole.validation(128), 8))
+        assert np.array_equal(
+            found.val_batch(found.validation(128), 8), whole.val_batch(whole.validation(128), 8)
+        )
         tokenizer = Tokenizer(found.meta)
         assert tokenizer.vocab_size == {"chars": 50, "bytes": 257, "gpt2": 50257}[tokenizer.kind]
         assert tokenizer.eot is None or 0 <= tokenizer.eot < tokenizer.vocab_size
@@ -82,15 +88,44 @@ def test_meta_json(earlier, scratch, data):
 # ------------------------------------------------------------------------------------------------- command lines
 
 FLAGS = sorted(GPTConfig.__dataclass_fields__ | TrainConfig.__dataclass_fields__)
-ODD = ["", "=", "none", "None", "True", "nan", "inf", "-inf", "1e400", "0x1", "1_0", " 1", "１", "-1", "0", "1", "3"]
-EVIL = ["$(touch marker)", "`touch marker`", "__import__('os').mkdir('marker')", "../../x", "\0", "\n", "\x1b[31m"]
+ODD = [
+    "",
+    "=",
+    "none",
+    "None",
+    "True",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "0x1",
+    "1_0",
+    " 1",
+    "１",
+    "-1",
+    "0",
+    "1",
+    "3",
+]
+EVIL = [
+    "$(touch marker)",
+    "`touch marker`",
+    "__import__('os').mkdir('marker')",
+    "../../x",
+    "\0",
+    "\n",
+    "\x1b[31m",
+]
 NUMBERS = st.integers(-10, 300).map(str), st.floats().map(str)
 WORDS = st.one_of(st.sampled_from(ODD), st.sampled_from(EVIL), *NUMBERS, st.text(max_size=10))
 
 
 @drawn(fast=33, deep=200)
 @given(
-    given_=st.lists(st.tuples(st.sampled_from(["--", "--", "--", "-", ""]), st.sampled_from(FLAGS), WORDS), max_size=4),
+    given_=st.lists(
+        st.tuples(st.sampled_from(["--", "--", "--", "-", ""]), st.sampled_from(FLAGS), WORDS),
+        max_size=4,
+    ),
     loose=st.lists(st.one_of(WORDS, WORDS.map(lambda w: f"--{w}")), max_size=1),
 )
 def test_command_lines(scratch, given_, loose):

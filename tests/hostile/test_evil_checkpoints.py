@@ -26,7 +26,8 @@ class Evil:
 
 
 def replace_record(content, path, name: str) -> None:
-    """Put the pickled content into a record of the checkpoint at `path`, with a checksum that fits."""
+    """Put the pickled content into a record of the checkpoint at `path`, with a checksum that
+    fits."""
     out = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
         for item in old.infolist():
@@ -61,15 +62,22 @@ DISGUISES = {  # functions of (content, path of a checkpoint) that write the fil
 PLACES = {  # where in a checkpoint's content the evil object hides
     "alone": lambda content, evil: evil,
     "beside the model": lambda content, evil: {**content, "extra": evil},
-    "a weight": lambda content, evil: {**content, "model": {**content["model"], "wte.weight": evil}},
-    "an object array": lambda content, evil: {**content, "best_val_loss": np.array([evil], dtype=object)},
+    "a weight": lambda content, evil: {
+        **content,
+        "model": {**content["model"], "wte.weight": evil},
+    },
+    "an object array": lambda content, evil: {
+        **content,
+        "best_val_loss": np.array([evil], dtype=object),
+    },
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_no_code_runs(disguise, place, world, original):
-    """It is refused, by a run that goes on from it, one that takes its weights, and sampling alike."""
+    """It is refused, by a run that goes on from it, one that takes its weights, and sampling
+    alike."""
     marker, path = world.tmp / "marker", world.run / "last.pt"
     (world.run / "prev.pt").unlink()
     DISGUISES[disguise](PLACES[place](original(), Evil(marker)), path)

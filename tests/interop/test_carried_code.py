@@ -1,4 +1,5 @@
-"""The code that an exported folder carries: loaded by `transformers`, it is our network and needs nothing of ours."""
+"""The code that an exported folder carries: loaded by `transformers`, it is our network and needs
+nothing of ours."""
 
 import copy
 import importlib.util
@@ -26,8 +27,12 @@ from support.tolerances import LOSS, as_near, flat
 
 LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
 ROTARY = dict(LLAMA, **S5, lns="norm")
-EXPERTS = dict(LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
-EACH = pytest.mark.parametrize("flags", [LEARNED, ROTARY, EXPERTS], ids=["learned positions", "rotary", "experts"])
+EXPERTS = dict(
+    LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias"
+)
+EACH = pytest.mark.parametrize(
+    "flags", [LEARNED, ROTARY, EXPERTS], ids=["learned positions", "rotary", "experts"]
+)
 
 
 def export(folder, model, meta=CHARS):
@@ -51,7 +56,10 @@ def greedy(model, *args, new=4, **options):
 
 def left_padded(rows, length):
     """(input_ids, attention_mask), both (B, length), of `rows`, each (T,)."""
-    ids, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
+    ids, mask = (
+        torch.zeros(len(rows), length, dtype=torch.long),
+        torch.zeros(len(rows), length, dtype=torch.long),
+    )
     for i, row in enumerate(rows):
         ids[i, length - len(row) :], mask[i, length - len(row) :] = row, 1
     return ids, mask
@@ -65,7 +73,9 @@ ROWS = [tokens(n, seed=n) for n in (2, 5, 3)]
 # ------------------------------------------------------------------------------------------------- the same network
 
 
-@pytest.mark.parametrize("name", spread([*REPRESENTATIVES, "experts"], fast=[*REPRESENTATIVES][::4] + ["experts"]))
+@pytest.mark.parametrize(
+    "name", spread([*REPRESENTATIVES, "experts"], fast=[*REPRESENTATIVES][::4] + ["experts"])
+)
 @torch.no_grad()
 def test_every_layout(name, tmp_path):
     ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])
@@ -77,7 +87,9 @@ def test_every_layout(name, tmp_path):
     assert (logits.shape, output.logits.dtype) == ((2, 7, SIZE["vocab_size"]), torch.float32)
     right = flat(exact(idx)[0], exact(idx[:, :-1], idx[:, 1:])[1])
     assert as_near(flat(output.logits, output.loss), flat(logits, loss), right)
-    assert torch.equal(greedy(theirs, idx[:, :3], new=5), generate(ours, idx[:, :3], 5, temperature=0))
+    assert torch.equal(
+        greedy(theirs, idx[:, :3], new=5), generate(ours, idx[:, :3], 5, temperature=0)
+    )
     ids, mask = left_padded(ROWS, 5)
     padded = theirs(ids, attention_mask=mask).logits
     for row, found in zip(ROWS, padded, strict=True):
@@ -98,7 +110,9 @@ def use_alone(folder, idx, path):
     """In a process that cannot import this repository: logits and a text, saved at `path`."""
     for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
         del sys.modules[name]
-    sys.path[:] = [p for p in sys.path if ".venv" in p or not os.path.realpath(p).startswith(str(ROOT))]
+    sys.path[:] = [
+        p for p in sys.path if ".venv" in p or not os.path.realpath(p).startswith(str(ROOT))
+    ]
     os.chdir(path.parent)
     assert not [name for name in OURS if importlib.util.find_spec(name)]
     torch.set_num_threads(1)  # a forked process has none of its parent's
@@ -109,14 +123,18 @@ def use_alone(folder, idx, path):
 def test_folder_alone(tmp_path):
     ours, idx = build(ROTARY, 2, torch.float32), tokens(2, 6)
     folder = export(tmp_path / "exported", ours)
-    process = multiprocessing.get_context("fork").Process(target=use_alone, args=(folder, idx, tmp_path / "found.pt"))
+    process = multiprocessing.get_context("fork").Process(
+        target=use_alone, args=(folder, idx, tmp_path / "found.pt")
+    )
     process.start()
     process.join(60)
     process.kill()
     assert process.exitcode == 0
     logits, text = torch.load(tmp_path / "found.pt")
     exact = copy.deepcopy(ours).double()(idx)[0]
-    assert as_near(logits, ours(idx)[0], exact) and torch.equal(text, generate(ours, idx, 3, temperature=0))
+    assert as_near(logits, ours(idx)[0], exact) and torch.equal(
+        text, generate(ours, idx, 3, temperature=0)
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- generation
@@ -124,7 +142,8 @@ def test_folder_alone(tmp_path):
 
 @EACH
 def test_padded_batch_generates_what_its_rows_do(flags, tmp_path):
-    """Greedily and by beams; and beams with a cache, which they reorder, find what they find without."""
+    """Greedily and by beams; and beams with a cache, which they reorder, find what they find
+    without."""
     ours, theirs = pair(tmp_path, flags)
     ids, mask = left_padded(ROWS, 5)
     together = greedy(theirs, ids, attention_mask=mask)
@@ -134,8 +153,12 @@ def test_padded_batch_generates_what_its_rows_do(flags, tmp_path):
         assert torch.equal(found[5 - len(row) :], generate(ours, row[None], 4, temperature=0)[0])
         assert torch.equal(beam[5 - len(row) :], greedy(theirs, row[None], num_beams=3)[0])
     idx = tokens(2, 3)
-    with_cache, without = (greedy(theirs, idx, new=6, num_beams=4, use_cache=use) for use in (True, False))
-    assert torch.equal(with_cache, without) and not torch.equal(with_cache, greedy(theirs, idx, new=6))
+    with_cache, without = (
+        greedy(theirs, idx, new=6, num_beams=4, use_cache=use) for use in (True, False)
+    )
+    assert torch.equal(with_cache, without) and not torch.equal(
+        with_cache, greedy(theirs, idx, new=6)
+    )
 
 
 @EACH
@@ -154,8 +177,12 @@ def test_continuing_a_cache(flags, tmp_path):
         kept = theirs(idx[:, :3], logits_to_keep=keep).logits
         assert as_near(kept, expected[:, positions], exact[:, positions])
     assert theirs(idx, use_cache=False).past_key_values is None
-    cache = theirs(idx[:, :3]).past_key_values  # generate takes whole sequences, and feeds what the cache lacks
-    assert torch.equal(greedy(theirs, idx[:, :5], past_key_values=cache), generate(ours, idx[:, :5], 4, temperature=0))
+    # generate takes whole sequences, and feeds what the cache lacks
+    cache = theirs(idx[:, :3]).past_key_values
+    assert torch.equal(
+        greedy(theirs, idx[:, :5], past_key_values=cache),
+        generate(ours, idx[:, :5], 4, temperature=0),
+    )
 
 
 # ---------------------------------------------------------------------------------------- training, saving, loading
@@ -180,9 +207,12 @@ def test_training(flags, tmp_path):
     found = {name: p.grad for name, p in theirs.network.named_parameters()}
     assert as_near(found, usual, exact)
     assert all(name.endswith("choice_bias") for name, grad in found.items() if grad is None)
-    summed = theirs(ids, attention_mask=mask, labels=labels, num_items_in_batch=16).loss  # as Trainer accumulates
+    # as Trainer accumulates
+    summed = theirs(ids, attention_mask=mask, labels=labels, num_items_in_batch=16).loss
     assert error(summed, expected * 8 / 16) < LOSS
-    right = theirs(idx, attention_mask=mask.flip(1), labels=idx.masked_fill(mask.flip(1) == 0, -100)).loss
+    right = theirs(
+        idx, attention_mask=mask.flip(1), labels=idx.masked_fill(mask.flip(1) == 0, -100)
+    ).loss
     assert error(right, expected) < LOSS
     theirs.config.network["dropout"] = 0.5
     dropping = type(theirs)(theirs.config).train()
@@ -205,8 +235,12 @@ def test_saved_again(name, tmp_path):
     theirs.save_pretrained(tmp_path / "saved")
     for file, text in CARRIED.items():
         assert (tmp_path / "saved" / file).read_text(encoding="utf-8") == text
-    first, saved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("exported", "saved"))
-    assert first.keys() == saved.keys() and all(torch.equal(first[name], saved[name]) for name in first)
+    first, saved = (
+        load_file(tmp_path / folder / "model.safetensors") for folder in ("exported", "saved")
+    )
+    assert first.keys() == saved.keys() and all(
+        torch.equal(first[name], saved[name]) for name in first
+    )
     again = load(tmp_path / "saved")
     assert torch.equal(again(tokens(2, 7)).logits, theirs(tokens(2, 7)).logits)
     assert again.config.network == theirs.config.network == vars(ours.config)
@@ -222,17 +256,24 @@ def test_config(tmp_path):
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert {name: saved[name] for name in written} == written
     derived = type(config)(network=written["network"])
-    assert (derived.hidden_size, derived.max_position_embeddings, derived.num_key_value_heads) == (16, 9, 2)
+    assert (derived.hidden_size, derived.max_position_embeddings, derived.num_key_value_heads) == (
+        16,
+        9,
+        2,
+    )
     for seed in (5, 6):
         torch.manual_seed(seed)
-        found = AutoModelForCausalLM.from_config(config, trust_remote_code=True).network.state_dict()
+        found = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=True
+        ).network.state_dict()
         expected = GPT(GPTConfig(**config.network), seed=seed).state_dict()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.deep
 def test_our_own_network_still_compiles(tmp_path):
-    """The copy uses the operators of layers/ops.py and layers/moe.py, which have the same names; so does a second."""
+    """The copy uses the operators of layers/ops.py and layers/moe.py, which have the same names; so
+    does a second."""
     ours, theirs = pair(tmp_path, dict(EXPERTS, **S5, lns="norm"))
     second = load(shutil.copytree(tmp_path / "exported", tmp_path / "second"))
     assert type(second) is not type(theirs)
@@ -273,13 +314,20 @@ def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
     reached = "attention cores ffn linear loss moe network ops roles rules runtime scaling sharding slot".split()
-    assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
+    assert set(files) == {
+        "modeling_nanodnt.py",
+        "model.py",
+        *(f"layers_{name}.py" for name in reached),
+    }
     for name, text in files.items():
-        path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))
+        path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(
+            name, name.replace("layers_", "layers/")
+        )
         ours, carried = (ROOT / path).read_text(encoding="utf-8").splitlines(), text.splitlines()
         changed = [(a, b) for a, b in zip(ours, carried, strict=False) if a != b]
         assert all(
-            a.lstrip().startswith(("from layers.", "from model ")) and b.lstrip().startswith("from .")
+            a.lstrip().startswith(("from layers.", "from model "))
+            and b.lstrip().startswith("from .")
             for a, b in changed
         )
 
@@ -304,8 +352,12 @@ def made_up_tree(root, changes):
 
 def test_a_fork_is_carried(tmp_path):
     """New files in layers/ too, if anything reaches them."""
-    late = "def f():\n    from layers.norms.new import g as h  # late\n    import layerstack, models\n"
-    tree = made_up_tree(tmp_path, {"layers/slot.py": late, "layers/norms/new.py": "import triton\n"})
+    late = (
+        "def f():\n    from layers.norms.new import g as h  # late\n    import layerstack, models\n"
+    )
+    tree = made_up_tree(
+        tmp_path, {"layers/slot.py": late, "layers/norms/new.py": "import triton\n"}
+    )
     assert carried_files(tree) == {
         "model.py": "import math\nfrom .layers_slot import (\n    Slot,\n)\nimport torch.nn as nn\n",
         "layers_slot.py": late.replace("layers.norms.new", ".layers_norms_new"),
@@ -315,7 +367,9 @@ def test_a_fork_is_carried(tmp_path):
 
 
 def test_imports_that_cannot_be_carried(tmp_path):
-    for i, line in enumerate(["from layers import slot", "import layers.slot", "import math, layers.slot as s"]):
+    for i, line in enumerate(
+        ["from layers import slot", "import layers.slot", "import math, layers.slot as s"]
+    ):
         with pytest.raises(ValueError, match="cannot be exported: write") as caught:
             carried_files(made_up_tree(tmp_path / str(i), {"model.py": f"import math\n{line}\n"}))
         assert str(caught.value).startswith(f"model: `{line}` ") and "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""`sample.py --chat`: each answer is what the model generates from the whole conversation before it."""
+"""`sample.py --chat`: each answer is what the model generates from the whole conversation before
+it."""
 
 import io
 import sys
@@ -31,13 +32,21 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def chat(run, tmp_path, capsys, monkeypatch):
-    """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that answers "bc"."""
+    """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that
+    answers "bc"."""
 
     def chat(raw, *flags, tokenizer=TALK, follows=SAYS):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
         out = chain(run, tmp_path / "chat", follows, tokenizer)
         capsys.readouterr()
-        flags = ("--chat", f"--out_dir={out}", "--device=cpu", "--dtype=float32", "--temperature=0", *flags)
+        flags = (
+            "--chat",
+            f"--out_dir={out}",
+            "--device=cpu",
+            "--dtype=float32",
+            "--temperature=0",
+            *flags,
+        )
         return call(sample.main, *flags), *capsys.readouterr()
 
     return chat
@@ -46,11 +55,16 @@ def chat(run, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("block_size", [32, 256])
 def test_each_answer_is_generated_from_the_whole_conversation(block_size, monkeypatch, capsys):
     """With a system message, in a context that holds all of it or only its end."""
-    model, tokenizer = build(dict(vocab_size=257, block_size=block_size), dtype=torch.float32), Tokenizer(META)
+    model, tokenizer = (
+        build(dict(vocab_size=257, block_size=block_size), dtype=torch.float32),
+        Tokenizer(META),
+    )
     said, prompts = [], ["Hi", "Wie geht's, ☃?", " x "]
     for number in range(1, 4):
         contents = [text for turn in zip(prompts, [*said, ""], strict=False) for text in turn][:-1]
-        ids, _ = encode_conversation(tokenizer, TEMPLATES["chat"], messages_of(*contents, system="Be."))
+        ids, _ = encode_conversation(
+            tokenizer, TEMPLATES["chat"], messages_of(*contents, system="Be.")
+        )
         drawn = generate(model, torch.tensor([ids]), 6, temperature=0, stop=256)
         said.append(tokenizer.decode(drawn[0, len(ids) :]))
         assert len(said) == number and said[-1].strip()
@@ -83,19 +97,30 @@ def test_the_template_of_a_chat(chat):
     [
         ("--start=It", TALK, "start is not for a chat"),
         ("--num_samples=2", TALK, "leave out --chat or --num_samples"),
-        ("--template=alpaca --system=s", TALK, "a system message, and this template has no text for one"),
+        (
+            "--template=alpaca --system=s",
+            TALK,
+            "a system message, and this template has no text for one",
+        ),
         ("", META, "best.pt has no template"),
         ("", TALK | {"template": 5}, "damaged"),
     ],
 )
 def test_what_a_chat_refuses(chat, flags, tokenizer, words):
     code, out, err = chat(b"hi\n", *flags.split(), tokenizer=tokenizer)
-    assert (code, out) == (1, "") and err.startswith("error: ") and words in err and err.count("\n") == 1
+    assert (
+        (code, out) == (1, "")
+        and err.startswith("error: ")
+        and words in err
+        and err.count("\n") == 1
+    )
 
 
 def test_a_tokenizer_without_end_of_text(chat):
     letters = Tokenizer.meta_for("chars", list("=bchi"))
-    code, out, err = chat(b"hi\n", "--template=plain", tokenizer=letters, follows={"=": "b", "b": "c"})
+    code, out, err = chat(
+        b"hi\n", "--template=plain", tokenizer=letters, follows={"=": "b", "b": "c"}
+    )
     assert (code, out) == (1, "") and "tokenizer (chars) has no end of text" in err
 
 

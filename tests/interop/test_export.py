@@ -1,4 +1,5 @@
-"""Exports: an architecture of `transformers` that computes the same, where there is one; tokenizers; the command."""
+"""Exports: an architecture of `transformers` that computes the same, where there is one;
+tokenizers; the command."""
 
 import json
 import sys
@@ -41,7 +42,10 @@ EXPORTS = [
     ("llama", LLAMA | dict(branch_scale="skipinit", sigma_reparam=True, embed_scale=True)),
     ("qwen3", QWEN3),
     ("mixtral", LLAMA | MAGDIR | dict(n_expert=3, lns="norm")),
-    ("mixtral", LLAMA | dict(n_expert=2, n_expert_active=1, branch_scale="layerscale", balance="none")),
+    (
+        "mixtral",
+        LLAMA | dict(n_expert=2, n_expert_active=1, branch_scale="layerscale", balance="none"),
+    ),
     ("qwen3_moe", QWEN3 | dict(n_expert=5, n_expert_active=3)),
     ("qwen3_moe", QWEN3 | dict(n_expert=4, gain="branch", router_norm=False)),
 ]
@@ -60,7 +64,8 @@ UNFIT = [  # (target, layout, words of the refusal)
 
 
 def write_it(model, folder, **how) -> str:
-    """Export a model of 50 characters, without the comparison that an export makes itself; the architecture."""
+    """Export a model of 50 characters, without the comparison that an export makes itself; the
+    architecture."""
     return write_pretrained(model, CHARS, folder, **dict(check=False) | how)[0]
 
 
@@ -76,12 +81,16 @@ def test_transformers_computes_the_same(kind, layout, tmp_path):
     assert error(theirs(idx).logits, ours(idx)[0]) < FORWARD
     new = ours.config.block_size - 4
     expected = generate(ours, idx[:, :4], new, temperature=0)
-    assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected)
+    assert torch.equal(
+        theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected
+    )
 
     back = load_pretrained(str(tmp_path / "it"))
     assert error(back.model(idx)[0], ours(idx)[0]) < FORWARD and back.meta == CHARS
     assert write_it(back.model, tmp_path / "again") == kind
-    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "it" / "config.json").read_text()
+    assert (tmp_path / "again" / "config.json").read_text() == (
+        tmp_path / "it" / "config.json"
+    ).read_text()
 
 
 @pytest.mark.parametrize("target, layout, words", UNFIT)
@@ -89,13 +98,16 @@ def test_what_a_target_lacks_is_named(target, layout, words, tmp_path):
     with pytest.raises(ValueError) as caught:
         write_it(build(layout, dtype=torch.float32), tmp_path / "it", target=target)
     message = str(caught.value)
-    assert message.startswith(f"--target={target} cannot hold this layout: ") and "\n" not in message
+    assert (
+        message.startswith(f"--target={target} cannot hold this layout: ") and "\n" not in message
+    )
     assert [word for word in words.split() if word not in message] == [], message
     assert not list(tmp_path.iterdir())
 
 
 def test_auto_never_changes_the_function(tmp_path):
-    """Of every scheme of the tests: what auto writes as an architecture of `transformers` is the same function."""
+    """Of every scheme of the tests: what auto writes as an architecture of `transformers` is the
+    same function."""
     kinds = {}
     for name, (layout, _) in ALL.items():
         model, idx = build(layout, dtype=torch.float32), batch()[0]
@@ -105,7 +117,9 @@ def test_auto_never_changes_the_function(tmp_path):
             write_it(model, folder := tmp_path / str(len(kinds[kind])) / kind)
             assert error(load(folder)(idx).logits, model(idx)[0]) < FORWARD, name
     assert kinds["gpt2"] == ["LN", "LN without bias", "LN + LNS", "LN + no gains + LNS"]
-    assert kinds["llama"] == ["llama", "llama + LNS + 1/l + ffn alone"] and len(kinds["nanodnt"]) > 50
+    assert (
+        kinds["llama"] == ["llama", "llama + LNS + 1/l + ffn alone"] and len(kinds["nanodnt"]) > 50
+    )
 
 
 def test_half_precision(tmp_path):
@@ -124,28 +138,42 @@ TEXT = "def f(x):\n    return  'naïve ☃'  # 日本\n\n\tThe end, isn't it?"
 
 def like_llama() -> dict:
     """The meta of a tokenizer that puts <s> before a text, and a space that is not its own."""
-    bpe = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(["<s>", "</s>", "▁", *"abcdef"])}, []))
+    bpe = tokenizers.Tokenizer(
+        models.BPE({c: i for i, c in enumerate(["<s>", "</s>", "▁", *"abcdef"])}, [])
+    )
     bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bpe.add_special_tokens(["<s>", "</s>"])
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     of = tokenizers.decoders
     bpe.decoder = of.Sequence([of.Replace("▁", " "), of.Fuse(), of.Strip(" ", 1, 0)])
-    config = {"bos_token": "<s>", "eos_token": "</s>", "x": [1], "tokenizer_class": "LlamaTokenizer"}
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "x": [1],
+        "tokenizer_class": "LlamaTokenizer",
+    }
     return json_meta(bpe.to_str(), "</s>", "<s>") | {"json_config": config}
 
 
 LIKE_LLAMA, BPE = like_llama(), Tokenizer.meta_for("gpt2_4096")
-METAS = {"bytes": Tokenizer.meta_for("bytes"), "chars": Tokenizer.meta_for("chars", sorted(set(TEXT)))}
+METAS = {
+    "bytes": Tokenizer.meta_for("bytes"),
+    "chars": Tokenizer.meta_for("chars", sorted(set(TEXT))),
+}
 METAS |= {"gpt2_4096": BPE, "gpt2": Tokenizer.meta_for("gpt2"), "like LLaMA's": LIKE_LLAMA}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpt2 if name == "gpt2" else ()) for name in METAS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_gpt2 if name == "gpt2" else ()) for name in METAS]
+)
 def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
     meta, text = METAS[name], "abc fed  a" if name == "like LLaMA's" else TEXT
     save_tokenizer(meta, tmp_path, block_size=99)
     ours, theirs = Tokenizer(meta), transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = theirs(text)["input_ids"]
-    assert ids == [*ours.start, *ours.encode(text)] and (name == "like LLaMA's") == (ours.start == [0])
+    assert ids == [*ours.start, *ours.encode(text)] and (name == "like LLaMA's") == (
+        ours.start == [0]
+    )
     assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == text
     assert theirs.eos_token_id == meta["eot"] and theirs.model_max_length == 99
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -158,8 +186,8 @@ def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
 
 
 def test_the_same_tokenizer():
-    """By what it does: transformers saves padding and truncation with it, and writes merges in two ways. A meta of
-    earlier versions has no id."""
+    """By what it does: transformers saves padding and truncation with it, and writes merges in two
+    ways. A meta of earlier versions has no id."""
     meta = json_meta(make_json(BPE), None)
     used = tokenizers.Tokenizer.from_str(meta["json"])
     used.enable_padding(pad_id=1)
@@ -167,12 +195,18 @@ def test_the_same_tokenizer():
     found = json.loads(used.to_str())
     found["model"]["merges"] = [" ".join(pair) for pair in found["model"]["merges"]]
     assert same_tokenizer(meta, json_meta(json.dumps(found), None))
-    assert not same_tokenizer(meta, json_meta(json.dumps(found | dict(normalizer={"type": "Lowercase"})), None))
+    assert not same_tokenizer(
+        meta, json_meta(json.dumps(found | dict(normalizer={"type": "Lowercase"})), None)
+    )
     bare = json.dumps(json.loads(LIKE_LLAMA["json"]) | {"post_processor": None})
     assert not same_tokenizer(LIKE_LLAMA, json_meta(bare, "</s>", "<s>"))  # no <s> before a text
     for meta in METAS.values():
         old = {name: value for name, value in meta.items() if name != "tokenizer_id"}
-        assert same_tokenizer(old, meta) and same_tokenizer(meta, old) and not same_tokenizer(old, CHARS)
+        assert (
+            same_tokenizer(old, meta)
+            and same_tokenizer(meta, old)
+            and not same_tokenizer(old, CHARS)
+        )
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json", "nowhere"])
@@ -186,17 +220,24 @@ def test_where_the_end_of_text_is_named(where, tmp_path):
     found = read_tokenizer(tmp_path)
     assert (found["eot"], found["bos"]) == ((None, None) if where == "nowhere" else (1, 0))
     again = json.loads(tokenizer_files(found, 9)["tokenizer_config.json"])
-    assert [again.get("eos_token"), again.get("bos_token")] == ([None] * 2 if where == "nowhere" else ["</s>", "<s>"])
+    assert [again.get("eos_token"), again.get("bos_token")] == (
+        [None] * 2 if where == "nowhere" else ["</s>", "<s>"]
+    )
 
 
 def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
     """As some make it of GPT-2's: end of text before every text."""
     end, made = "<|endoftext|>", tokenizers.Tokenizer.from_str(make_json(BPE))
-    made.post_processor = processors.TemplateProcessing(single=f"{end} $A", special_tokens=[(end, 4095)])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, 4095)]
+    )
     save_tokenizer(BPE, tmp_path)
     (tmp_path / "tokenizer.json").write_text(made.to_str())
     found = read_tokenizer(tmp_path)
-    assert found["tokenizer"] == "json" and Tokenizer(found).start == [4095] == Tokenizer(found).new_document()
+    assert (
+        found["tokenizer"] == "json"
+        and Tokenizer(found).start == [4095] == Tokenizer(found).new_document()
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- the command
@@ -225,7 +266,13 @@ def test_the_command(begun, tmp_path, capsys):
     assert "trust_remote_code=True" in out
     assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"]
     names = {path.name for path in to.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
+    assert names >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.py",
+    }
     assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
     found, saved = load_pretrained(str(to)), load_checkpoint(begun / "best.pt")
     assert all(torch.equal(t, saved["model"][name]) for name, t in found.model.state_dict().items())
@@ -250,30 +297,39 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, capsys):
 
 
 def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
-    """Attention of another width of the softmax, as a fork might change it: no export can see that in the slots."""
+    """Attention of another width of the softmax, as a fork might change it: no export can see that
+    in the slots."""
     from layers import attention
 
     attend, ours = attention.F.scaled_dot_product_attention, build(LLAMA, dtype=torch.float32)
     other = SimpleNamespace(**vars(attention.F))
     other.scaled_dot_product_attention = lambda q, *args, **how: attend(q * 1.5, *args, **how)
     monkeypatch.setattr(attention, "F", other)
-    with pytest.raises(ValueError, match="transformers computes something else from the export as llama"):
+    with pytest.raises(
+        ValueError, match="transformers computes something else from the export as llama"
+    ):
         write_it(ours, tmp_path / "it", check=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert export_it(begun, tmp_path / "x") == export_it(begun, tmp_path / "y", "--compare=False") == 0
+    assert (
+        export_it(begun, tmp_path / "x") == export_it(begun, tmp_path / "y", "--compare=False") == 0
+    )
     assert capsys.readouterr().out.count("(not compared)") == 2
 
 
 def test_a_pipeline_writes_what_we_write(tmp_path):
     ours = build(S5 | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
     write_pretrained(ours, BPE, tmp_path / "it", check=False)
-    writer = transformers.pipeline("text-generation", model=str(tmp_path / "it"), trust_remote_code=True)
+    writer = transformers.pipeline(
+        "text-generation", model=str(tmp_path / "it"), trust_remote_code=True
+    )
     tokenizer, prompt = Tokenizer(BPE), "The end of"
-    ids = generate(ours, torch.tensor([tokenizer.encode(prompt)]), 12, temperature=0, stop=4095)[0].tolist()
+    ids = generate(ours, torch.tensor([tokenizer.encode(prompt)]), 12, temperature=0, stop=4095)[
+        0
+    ].tolist()
     how = dict(max_new_tokens=12, do_sample=False, clean_up_tokenization_spaces=False)
     several = writer([prompt, "It"], batch_size=1, **how)
     assert several[0][0]["generated_text"] == tokenizer.decode(ids)
@@ -287,7 +343,10 @@ def test_a_folder_is_trained_and_exported(tmp_path, capsys):
     peer.save_pretrained(theirs)
     save_tokenizer(CHARS, theirs)
     config = dict(dataset=make_dataset(tmp_path / "data"), init_from=theirs, block_size=16)
-    assert run(**config, out_dir=tmp_path / "still", max_iters=1, learning_rate=1e-12, min_lr=1e-12) == 0
+    assert (
+        run(**config, out_dir=tmp_path / "still", max_iters=1, learning_rate=1e-12, min_lr=1e-12)
+        == 0
+    )
     same = load_trained(str(tmp_path / "still"), "last.pt").model
     assert error(same(idx)[0], peer(idx).logits) < FORWARD
     assert run(**config, out_dir=tmp_path / "run") == 0
@@ -302,7 +361,8 @@ def test_a_folder_is_trained_and_exported(tmp_path, capsys):
 
 
 def test_a_tokenizer_of_theirs(tmp_path, monkeypatch):
-    """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, exported with it."""
+    """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, exported with
+    it."""
     text, lines = "abc fed  a", "abc\nabc fed\n"  # where texts of other tokenizers are cut
     make_peer("LLaMA", vocab_size=LIKE_LLAMA["vocab_size"]).save_pretrained(tmp_path / "theirs")
     save_tokenizer(LIKE_LLAMA, tmp_path / "theirs")
@@ -320,14 +380,22 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch):
     found = [ids[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
     assert sorted(found) == sorted(documents) and all(document[0] == 0 for document in found)
 
-    config = dict(dataset=tmp_path / "data", out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
+    config = dict(
+        dataset=tmp_path / "data",
+        out_dir=tmp_path / "run",
+        init_from=tmp_path / "theirs",
+        block_size=16,
+    )
     assert run(**config, max_iters=2) == 0
     assert export_it(tmp_path / "run", tmp_path / "ours", "--compare=False") == 0
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert again(text)["input_ids"] == theirs(text)["input_ids"] and again.eos_token_id == 1
     assert load(tmp_path / "ours").config.bos_token_id == 0
     argv[1] = "--tokenizer=theirs"
-    with pytest.raises(ValueError, match="--tokenizer=theirs is neither one of bytes, gpt2, gpt2_4096, chars, nor a"):
+    with pytest.raises(
+        ValueError,
+        match="--tokenizer=theirs is neither one of bytes, gpt2, gpt2_4096, chars, nor a",
+    ):
         local.main(argv)
 
 
@@ -336,7 +404,9 @@ def test_another_tokenizer_is_refused(tmp_path, capsys):
     make_peer("LLaMA").save_pretrained(theirs)
     save_tokenizer(CHARS, theirs)
     dataset = make_dataset(tmp_path / "data", alphabet=40)
-    config = dict(dataset=dataset, out_dir=tmp_path / "run", init_from=theirs, block_size=16, max_iters=0)
+    config = dict(
+        dataset=dataset, out_dir=tmp_path / "run", init_from=theirs, block_size=16, max_iters=0
+    )
     assert run(**config) == 1
     err = capsys.readouterr().err
     assert "does not fit" in err and "data/local/prepare.py --tokenizer=FOLDER" in err

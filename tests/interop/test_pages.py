@@ -1,5 +1,5 @@
-"""docs/use.md and docs/fine_tuning.md: their commands, in a copy of the tree with a small run in the quickstart's
-place."""
+"""docs/use.md and docs/fine_tuning.md: their commands, in a copy of the tree with a small run in
+the quickstart's place."""
 
 import re
 import shutil
@@ -23,7 +23,9 @@ def blocks_of(page: str) -> list:
 
 
 USE, FINE_TUNING = blocks_of("use"), blocks_of("fine_tuning")
-NETWORK = [line for kind, block in USE if kind == "bash network" for line in block.splitlines() if line]
+NETWORK = [
+    line for kind, block in USE if kind == "bash network" for line in block.splitlines() if line
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +33,14 @@ def tree(tmp_path_factory):
     """A copy of the tree with a run of a small DNT in out/quickstart, on bytes of the README."""
     root = copy_tree(tmp_path_factory.mktemp("pages") / "tree")
     call(root, "python data/local/prepare.py --input=README.md --tokenizer=bytes --name=readme")
-    small = dict(n_layer=2, n_head=2, n_embd=32, block_size=128, batch_size=4, max_iters=20, warmup_iters=5)
+    small = dict(
+        n_layer=2, n_head=2, n_embd=32, block_size=128, batch_size=4, max_iters=20, warmup_iters=5
+    )
     small |= dict(eval_interval=20, eval_tokens=512, compile=False, device="cpu", dataset="readme")
-    call(root, f"python train.py config/quickstart.py {' '.join(f'--{name}={value}' for name, value in small.items())}")
+    call(
+        root,
+        f"python train.py config/quickstart.py {' '.join(f'--{name}={value}' for name, value in small.items())}",
+    )
     return root
 
 
@@ -53,14 +60,17 @@ def test_use_from_beginning_to_end(tree):
     assert "as nanodnt in float32: exported/quickstart" in printed[commands[0]]
     assert "import " in printed[commands[1]] and "LlamaConfig" in commands[2]
     assert "vocabulary 257" in printed[commands[3]] and "bytes tokenizer" in printed[commands[3]]
-    assert "weights: models/llama" in printed[commands[4]] and printed[commands[5]].startswith("The")
+    assert "weights: models/llama" in printed[commands[4]] and printed[commands[5]].startswith(
+        "The"
+    )
     assert "as llama in float32: exported/llama" in printed[commands[6]]
     for text in ("text README.md", "text docs/runs.md", "text docs_llama", "bits_per_byte"):
         assert text in printed[commands[-1]], printed[commands[-1]]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("line", [line for line in NETWORK if "dyt15" not in line])  # that is as hellaswag's
+# that is as hellaswag's
+@pytest.mark.parametrize("line", [line for line in NETWORK if "dyt15" not in line])
 def test_what_needs_a_network_says_so(line, tree):
     """Without one: one line, and an exit code."""
     (tree / "corpus").mkdir(exist_ok=True)
@@ -68,7 +78,9 @@ def test_what_needs_a_network_says_so(line, tree):
     if "evaluate.py" in line and "--init_from" not in line:
         pytest.importorskip("lm_eval", reason="needs `make install-eval`")
     if line.startswith("python train.py"):
-        shutil.copytree(tree / "data" / "readme", tree / "data" / "corpus_smollm", dirs_exist_ok=True)
+        shutil.copytree(
+            tree / "data" / "readme", tree / "data" / "corpus_smollm", dirs_exist_ok=True
+        )
     err = call(tree, line, code=1, HF_HUB_OFFLINE="1")
     messages = [text for text in err.splitlines() if "error: " in text]
     assert messages and "Traceback" not in err, err
@@ -82,15 +94,21 @@ def test_python_of_fine_tuning():
 
 @pytest.mark.deep
 def test_the_ten_minutes_of_fine_tuning(tree):
-    """The commands of the first block, one after the other, with a model too small to learn the answers."""
+    """The commands of the first block, one after the other, with a model too small to learn the
+    answers."""
     (block,) = (block for kind, block in FINE_TUNING if kind == "bash")
     made, prepared, trained, evaluated, chat = block.splitlines()
     assert "6,000 conversations" in call(tree, made)
     assert "train 5,692 examples" in call(tree, prepared)
     short = " --max_iters=100 --eval_tokens=4096 --batch_size=8 --compile=False"
     assert "done at step 100" in call(tree, trained + short)
-    assert "done at step 101" in call(tree, trained + short.replace("=100", "=101"))  # auto: it goes on
+    # auto: it goes on
+    assert "done at step 101" in call(tree, trained + short.replace("=100", "=101"))
     assert "answers sft_example  exact_match" in call(tree, evaluated)
     assert call(tree, chat + " --max_new_tokens=12").count("\n") >= 2
-    refused = call(tree, "python train.py config/sft/example.py --init_from=auto:nowhere --out_dir=out/x", code=1)
+    refused = call(
+        tree,
+        "python train.py config/sft/example.py --init_from=auto:nowhere --out_dir=out/x",
+        code=1,
+    )
     assert "init_from='auto:nowhere' names neither a run directory" in refused

@@ -1,4 +1,5 @@
-"""Weights of Hugging Face, read: the same function as `transformers`', or refused with the reason."""
+"""Weights of Hugging Face, read: the same function as `transformers`', or refused with the
+reason."""
 
 import json
 import os
@@ -41,11 +42,13 @@ def llama(folders, tmp_path):
 
 @pytest.mark.parametrize("name", PEERS)
 def test_the_function_is_theirs(name, folders, tmp_path):
-    """Logits, texts, and gradients of the cross-entropy, which are read as weights are, from a folder of their own."""
+    """Logits, texts, and gradients of the cross-entropy, which are read as weights are, from a
+    folder of their own."""
     peer, model, (idx, targets) = make_peer(name), read_model(folders[name]), batch()
     logits = peer(idx).logits
     assert error(model(idx)[0], logits) < FORWARD
-    absent = {key: p.numel() for key, p in model.named_parameters() if not p.any()}  # biases that theirs lack
+    # biases that theirs lack
+    absent = {key: p.numel() for key, p in model.named_parameters() if not p.any()}
     assert set(absent) == {key for key in absent if name == "Qwen2" and key.endswith(QWEN2_ABSENT)}
     padding = (-50 % 64) * 16 * (1 if model.head is None else 2)
     assert model.num_params() - padding - sum(absent.values()) == peer.num_parameters()
@@ -66,14 +69,17 @@ def test_the_function_is_theirs(name, folders, tmp_path):
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
 def test_names_without_the_prefix_and_old_constants(name, folders, tmp_path):
-    """Folders made by older versions: GPT-2's on the Hub has no "transformer.", and saves its causal masks."""
+    """Folders made by older versions: GPT-2's on the Hub has no "transformer.", and saves its
+    causal masks."""
     folder = shutil.copytree(folders[name], tmp_path / "old")
     tensors = load_file(folder / "model.safetensors")
     prefix = "transformer." if name == "GPT-2" else "model."
     tensors = {key.removeprefix(prefix): t for key, t in tensors.items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.bool)
     tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((2,), torch.inf)
-    tensors["lm_head.weight"] = tensors["wte.weight" if name == "GPT-2" else "embed_tokens.weight"].clone()
+    tensors["lm_head.weight"] = tensors[
+        "wte.weight" if name == "GPT-2" else "embed_tokens.weight"
+    ].clone()
     save_file(tensors, folder / "model.safetensors")
     rope = json.loads((folder / "config.json").read_text()).get("rope_parameters") or {}
     edit_config(folder, rope_parameters=None, rope_theta=rope.get("rope_theta"), rope_scaling={})
@@ -85,7 +91,10 @@ def test_several_files_and_half_precision(tmp_path):
     import transformers
 
     make_peer("Qwen3").bfloat16().save_pretrained(tmp_path, max_shard_size="4KB")
-    peer, idx = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), batch()[0]
+    peer, idx = (
+        transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32),
+        batch()[0],
+    )
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert error(read_model(tmp_path)(idx)[0], peer(idx).logits) < FORWARD
     next(tmp_path.glob("model-*.safetensors")).unlink()
@@ -95,7 +104,11 @@ def test_several_files_and_half_precision(tmp_path):
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
 def test_a_shorter_context(name, folders):
-    peer, model, idx = make_peer(name), read_model(folders[name], block_size=8, dropout=0.25), batch(8)[0]
+    peer, model, idx = (
+        make_peer(name),
+        read_model(folders[name], block_size=8, dropout=0.25),
+        batch(8)[0],
+    )
     assert (model.config.block_size, model.config.dropout) == (8, 0.25)
     assert read_model(folders[name], block_size=99).config.block_size == 32
     assert error(model(idx)[0], peer(idx).logits) < FORWARD
@@ -105,8 +118,9 @@ def test_a_shorter_context(name, folders):
 
 
 def test_the_balance_loss_is_theirs():
-    """For one layer and one sequence theirs is k times ours, k the experts of a token: of their shares, one for each
-    place among the k, the sum is k, of ours 1. Over several sequences they take one mean, we a mean of each."""
+    """For one layer and one sequence theirs is k times ours, k the experts of a token: of their
+    shares, one for each place among the k, the sum is k, of ours 1. Over several sequences they
+    take one mean, we a mean of each."""
     generator = torch.Generator().manual_seed(1)
     for n_expert, k in ((2, 1), (5, 2), (8, 8)):
         logits = torch.randn(1, 33, n_expert, generator=generator).requires_grad_()
@@ -114,26 +128,32 @@ def test_the_balance_loss_is_theirs():
         ours = balance_loss(scores, scores.topk(k).indices)
         theirs = load_balancing_loss_func((logits[0],), n_expert, k)
         assert error(k * ours, theirs) < roundings(8)
-        grads = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (k * ours, theirs)]
+        grads = [
+            torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (k * ours, theirs)
+        ]
         assert error(*grads, floor=1e-3) < GRADIENTS
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3-MoE"])
 def test_names_of_version_4(name, tmp_path):
-    """num_experts, rope_theta, sliding_window beside use_sliding_window; Mixtral's own defaults. Both names of the
-    number of experts are written."""
+    """num_experts, rope_theta, sliding_window beside use_sliding_window; Mixtral's own defaults.
+    Both names of the number of experts are written."""
     peer, idx = make_peer(name), batch()[0]
     peer.save_pretrained(tmp_path)
     theirs = json.loads((tmp_path / "config.json").read_text())
     edit_config(tmp_path, rope_parameters=None, rope_theta=theirs["rope_parameters"]["rope_theta"])
     if name == "Qwen3-MoE":
-        old = dict(num_experts=theirs["num_local_experts"], sliding_window=4096, use_sliding_window=False)
+        old = dict(
+            num_experts=theirs["num_local_experts"], sliding_window=4096, use_sliding_window=False
+        )
         edit_config(tmp_path, num_local_experts=None, **old)
     model = read_model(tmp_path)
     assert error(model(idx)[0], peer(idx).logits) < FORWARD
     write_pretrained(model, CHARS, tmp_path / "ours", check=False)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert {written[key] for pair in families.SAME_KEYS.items() for key in pair} == {model.config.n_expert}
+    assert {written[key] for pair in families.SAME_KEYS.items() for key in pair} == {
+        model.config.n_expert
+    }
     left_out = ("rope_parameters", "rms_norm_eps", "norm_topk_prob")
     bare = families.config_from_theirs({key: v for key, v in theirs.items() if key not in left_out})
     if name == "Mixtral":
@@ -154,7 +174,8 @@ def test_each_part_that_we_lack_is_refused(key, folders):
 
 
 def test_heads(folders):
-    """Qwen3's are 128 wide where it does not say, and a remainder of n_embd/n_head is no default."""
+    """Qwen3's are 128 wide where it does not say, and a remainder of n_embd/n_head is no
+    default."""
     theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
     del theirs["head_dim"]
     assert families.config_from_theirs(theirs).head_size == 128
@@ -187,14 +208,33 @@ def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
 
-FILE, NORM, FEW = "model.safetensors", "model.norm.weight", dict(model_type="mixtral", num_local_experts=2)
+FILE, NORM, FEW = (
+    "model.safetensors",
+    "model.norm.weight",
+    dict(model_type="mixtral", num_local_experts=2),
+)
 BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "sliding window": (edit(sliding_window=16), "parts that this model lacks: sliding_window=16"),
-    "layers with windows": (edit(layer_types=["sliding_attention", "full_attention"]), "layer_types sliding_attention"),
-    "scaled RoPE": (edit(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)), "RoPE llama3"),
-    "old scaled RoPE": (edit(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)), "RoPE linear"),
-    "experts without a number": (edit(model_type="mixtral", num_experts_per_tok=2), "lacks num_local_experts"),
-    "no expert's tensors": (edit(**FEW, num_experts_per_tok=1), "layers.0.block_sparse_moe.gate.weight is missing"),
+    "layers with windows": (
+        edit(layer_types=["sliding_attention", "full_attention"]),
+        "layer_types sliding_attention",
+    ),
+    "scaled RoPE": (
+        edit(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)),
+        "RoPE llama3",
+    ),
+    "old scaled RoPE": (
+        edit(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)),
+        "RoPE linear",
+    ),
+    "experts without a number": (
+        edit(model_type="mixtral", num_experts_per_tok=2),
+        "lacks num_local_experts",
+    ),
+    "no expert's tensors": (
+        edit(**FEW, num_experts_per_tok=1),
+        "layers.0.block_sparse_moe.gate.weight is missing",
+    ),
     "another family": (edit(model_type="mamba"), "model_type='mamba' gpt2 llama qwen3"),
     "half of the biases": (edit(attention_bias=True), "attention_bias=True mlp_bias=False"),
     "another activation": (edit(hidden_act="gelu"), "hidden_act=gelu silu"),
@@ -203,7 +243,10 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "another width": (edit(intermediate_size=32), "gate_proj [24, 16]"),
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
     "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 10,000"),
-    "old weights": (lambda folder: (folder / FILE).rename(folder / "x.bin"), f"no {FILE} .bin files are not read"),
+    "old weights": (
+        lambda folder: (folder / FILE).rename(folder / "x.bin"),
+        f"no {FILE} .bin files are not read",
+    ),
     "cut off": (lambda folder: os.truncate(folder / FILE, 5000), f"{FILE} is damaged"),
     "another shape": (change(NORM, lambda t: t[:3]), "norm.weight [3]"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
@@ -212,10 +255,16 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
         write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
         ".json files is damaged",
     ),
-    "tokenizer without a model": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer cannot be read"),
+    "tokenizer without a model": (
+        write("tokenizer.json", '{"version": "1.0"}'),
+        "tokenizer cannot be read",
+    ),
     "no model": (write("config.json", "{}"), "no config.json of a model"),
     "a run": (as_run("last.pt", '{"model": {}}'), "it is a run: train.py takes last.pt"),
-    "nanoGPT's run": (as_run("ckpt.pt", "{}"), "ckpt.pt is a checkpoint of nanoGPT docs/from_nanogpt.md"),
+    "nanoGPT's run": (
+        as_run("ckpt.pt", "{}"),
+        "ckpt.pt is a checkpoint of nanoGPT docs/from_nanogpt.md",
+    ),
     "a network of another version": (
         write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
         "model_config has ['x'], unknown to this version",
@@ -243,7 +292,12 @@ def test_a_larger_tokenizer_is_refused(llama):
 def test_what_a_name_means(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "run").mkdir(parents=True)
-    assert all(map(is_pretrained, (*NAMES, "out/run", "out", "HuggingFaceTB/SmolLM-135M", "Qwen/Qwen3-0.6B")))
+    assert all(
+        map(
+            is_pretrained,
+            (*NAMES, "out/run", "out", "HuggingFaceTB/SmolLM-135M", "Qwen/Qwen3-0.6B"),
+        )
+    )
     others = ("scratch", "resum", "out/typo", "out/run/last.pt", "a/b/c", "a/b.pt", "/a/b", "")
     assert not any(map(is_pretrained, others))
 

@@ -12,7 +12,9 @@ EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
 
 
 def export_to(folder, out_dir):
-    assert call(export.main, out_dir=out_dir, checkpoint="last.pt", to=folder, compare=False).code == 0
+    assert (
+        call(export.main, out_dir=out_dir, checkpoint="last.pt", to=folder, compare=False).code == 0
+    )
     return folder
 
 
@@ -28,12 +30,22 @@ def test_a_new_run_from_a_folder_chooses_its_balance(old, new, found, dataset, t
     assert (note in capsys.readouterr().out) == (old != found)
     before, start = load(tmp_path / "old" / "last.pt"), load(tmp_path / "new" / "last.pt")
     assert start["model_config"] == before["model_config"] | dict(balance=found)
-    assert different({name: start["model"][name] for name in before["model"]}, before["model"]) == []
+    assert (
+        different({name: start["model"][name] for name in before["model"]}, before["model"]) == []
+    )
 
 
 def begin(rank, world, folder, dataset):
     flags = dict(parallel="fsdp") if world > 1 else {}
-    play(rank, world, folder / f"on {world}", dataset=dataset, init_from=folder / "exported", max_iters=4, **flags)
+    play(
+        rank,
+        world,
+        folder / f"on {world}",
+        dataset=dataset,
+        init_from=folder / "exported",
+        max_iters=4,
+        **flags,
+    )
 
 
 def test_begun_from_a_folder_on_two_processes(dataset, tmp_path):

@@ -1,4 +1,5 @@
-"""Records to datasets of examples: forms, splits, lengths, marks, downloads, and what bad input gets told."""
+"""Records to datasets of examples: forms, splits, lengths, marks, downloads, and what bad input
+gets told."""
 
 import hashlib
 import json
@@ -15,7 +16,14 @@ from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
 from nanodnt.data import load_meta
 from support.examples import starting_tokenizer, write_records
-from support.prepared import assert_refused, error_of, ids_of, load_script, open_prepared, use_other_home
+from support.prepared import (
+    assert_refused,
+    error_of,
+    ids_of,
+    load_script,
+    open_prepared,
+    use_other_home,
+)
 from support.runs import ROOT, contents
 
 sft, commonsense = map(load_script, ("sft", "commonsense170k"))
@@ -68,7 +76,9 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
     digests = [hashlib.sha256(f"pairs.jsonl, {n}".encode()).hexdigest() for n in range(1, 41)]
     held_out = [int(digest[:12], 16) / 16**12 < 0.2 for digest in digests]
     assert train == [e for e, out in zip(expected, held_out, strict=True) if not out]
-    assert val == [e for e, out in zip(expected, held_out, strict=True) if out] and 3 <= len(val) <= 14
+    assert (
+        val == [e for e, out in zip(expected, held_out, strict=True) if out] and 3 <= len(val) <= 14
+    )
 
     meta = load_meta("mine")
     assert (meta["kind"], meta["tokenizer"], meta["dtype"]) == ("examples", "bytes", "uint16")
@@ -76,11 +86,26 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
     tokens = answers = 0
     for split, texts in (("train", train), ("val", val)):
         part, lengths = meta["splits"][split], [1 + len(p) + len(r) + 1 for p, r in texts]
-        assert part["tokens"] == sum(lengths) and part["examples"] == len(texts) and part["max_id"] == 256
-        assert part["longest"] == max(lengths) and part["answer_tokens"] == sum(len(r) + 1 for _, r in texts)
+        assert (
+            part["tokens"] == sum(lengths)
+            and part["examples"] == len(texts)
+            and part["max_id"] == 256
+        )
+        assert part["longest"] == max(lengths) and part["answer_tokens"] == sum(
+            len(r) + 1 for _, r in texts
+        )
         tokens, answers = tokens + sum(lengths), answers + part["answer_tokens"]
-    assert set(contents(folder)) == {"train.bin", "train.marks", "val.bin", "val.marks", "meta.json"}
-    assert f"train {len(train)} examples" in said and f"{answers / tokens:.1%} of the tokens count in the loss" in said
+    assert set(contents(folder)) == {
+        "train.bin",
+        "train.marks",
+        "val.bin",
+        "val.marks",
+        "meta.json",
+    }
+    assert (
+        f"train {len(train)} examples" in said
+        and f"{answers / tokens:.1%} of the tokens count in the loss" in said
+    )
     train = "python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine"
     assert f"next: {train}\n" in said
 
@@ -94,7 +119,8 @@ def test_a_tokenizer_of_hugging_face(start, home, tmp_path):
     path = write_records(tmp_path / "a.jsonl", [{"prompt": "ab", "response": "c"}] * 2)
     run(path, "--template=chatml", tokenizer=tmp_path / "model")
     begin = [0, 1] if start else [2]
-    letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]  # what this vocabulary has of the template
+    # what this vocabulary has of the template
+    letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]
     expected = ([*begin, *letters, 5, 2], [2, *[0] * (len(begin) - 1 + len(letters)), 1, 1])
     assert examples_of(home / "mine", "train") == examples_of(home / "mine", "val") == [expected]
     assert load_meta("mine")["json"] == meta["json"]
@@ -109,9 +135,15 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
     "record, expected",
     [
         ({"prompt": "a", "response": "b", "id": 3}, "a b"),
-        ({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, "s a b a b"),
+        (
+            {"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]},
+            "s a b a b",
+        ),
         ({"messages": [{"role": "system", "content": ""}, USER, ANSWER]}, "a b"),
-        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "a b"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            "a b",
+        ),
         ({"conversations": [USER, ANSWER], "system": "s"}, "s a b"),
         ({"prompt": "a", "response": "b", "system": " "}, "a b"),
         ({"instruction": "a", "input": "", "output": "b", "answer": "c"}, "a b"),
@@ -123,7 +155,9 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 def test_forms_of_records(record, expected):
     messages = messages_of(record, "here")
     roles = ["user", "assistant"] * len(messages)
-    assert [m["role"] for m in messages if m["role"] != "system"] == roles[: len(expected.replace("s ", "").split(" "))]
+    assert [m["role"] for m in messages if m["role"] != "system"] == roles[
+        : len(expected.replace("s ", "").split(" "))
+    ]
     assert [m["content"] for m in messages] == expected.split(" ")
     assert ("s " in expected) == (messages[0]["role"] == "system")
 
@@ -131,11 +165,16 @@ def test_forms_of_records(record, expected):
 def test_kinds_of_files(home, tmp_path, capsys):
     folder = tmp_path / "in"
     write_records(folder / "a.jsonl", RECORDS[:3])
-    (folder / "a.jsonl").write_text("\n" + (folder / "a.jsonl").read_text())  # a blank line has a number too
+    # a blank line has a number too
+    (folder / "a.jsonl").write_text("\n" + (folder / "a.jsonl").read_text())
     (folder / "deep").mkdir()
     (folder / "deep/b.json").write_text(json.dumps(RECORDS[3:5], indent=2), encoding="utf-8-sig")
-    turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": r}] for p, r in PAIRS[5:7]]
-    parquet.write_table(pa.table({"messages": turns, "prompt": ["x", None]}), folder / "deep/c.PARQUET")
+    turns = [
+        [{"role": "user", "content": p}, {"role": "assistant", "content": r}] for p, r in PAIRS[5:7]
+    ]
+    parquet.write_table(
+        pa.table({"messages": turns, "prompt": ["x", None]}), folder / "deep/c.PARQUET"
+    )
     (folder / "README.md").write_text("no records")
     write_records(folder / ".hidden/d.jsonl", [{"bad": 1}])
     found = list(conversations(folder))
@@ -181,8 +220,11 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
     path = write_records(tmp_path / "a.jsonl", [of(n) for n in (5, 9, 10, 11, 10, 12, 4)])
     how = "--template=plain", "--val_fraction=0.5"
     run(path, *how, "--max_tokens=9")
-    lengths = [len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)]
-    assert sorted(lengths) == [4, 5, 9, 10, 10]  # 10 = max_tokens + 1 tokens give 9 inputs and their targets
+    lengths = [
+        len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)
+    ]
+    # 10 = max_tokens + 1 tokens give 9 inputs and their targets
+    assert sorted(lengths) == [4, 5, 9, 10, 10]
     words = "note: examples of more than max_tokens+1 = 10 tokens, so left out"
     assert capsys.readouterr().err == f"{words}: {path}, line 4; {path}, line 6\n"
     open_prepared("mine", block_size=9)
@@ -224,10 +266,19 @@ FILES = {
     "endless/tokenizer.json": starting_tokenizer()["json"],
 }
 BAD = [
-    ("input=form.jsonl", "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
-    ("input=empty.jsonl", "line 1: message 2, of the assistant, is empty or only white space in {'prompt': 'a'"),
+    (
+        "input=form.jsonl",
+        "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or",
+    ),
+    (
+        "input=empty.jsonl",
+        "line 1: message 2, of the assistant, is empty or only white space in {'prompt': 'a'",
+    ),
     ("input=list.jsonl", "line 1: cannot be read in {'instruction': ['a'], 'input'"),
-    ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
+    (
+        "input=system.jsonl template=alpaca",
+        "system.jsonl, line 1: a system message, and this template has no",
+    ),
     ("input=object.json", "object.json is no array of records"),
     ("input=in val_input=nothing.jsonl", "--val_input holds no records"),
     ("input=notes.txt", "notes.txt is none of .jsonl, .ndjson, .json, .parquet"),
@@ -264,14 +315,22 @@ def test_the_scripts_need_no_torch():
 def source(home, tmp_path, monkeypatch):
     """A small stand-in for the repository; returns its folder."""
     folder = tmp_path / "repository"
-    records = [{"instruction": f"Is {i} even?", "input": "", "output": "true", "answer": "true"} for i in range(300)]
+    records = [
+        {"instruction": f"Is {i} even?", "input": "", "output": "true", "answer": "true"}
+        for i in range(300)
+    ]
     write = {commonsense.TRAIN: records}
-    write |= {f"dataset/{task}/test.json": records[i : 2 * i + 1] for i, task in enumerate(commonsense.TASKS)}
+    write |= {
+        f"dataset/{task}/test.json": records[i : 2 * i + 1]
+        for i, task in enumerate(commonsense.TASKS)
+    }
     for name, part in write.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(part))
     raw = (folder / commonsense.TRAIN).read_bytes()
-    monkeypatch.setattr(commonsense, "BLOB", hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest())
+    monkeypatch.setattr(
+        commonsense, "BLOB", hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    )
     monkeypatch.setattr(commonsense, "URL", folder.as_uri())
     monkeypatch.setattr(commonsense, "HELD_OUT", 30)
     return folder
@@ -282,14 +341,23 @@ def test_commonsense170k(source, home, tmp_path, capsys):
     given = [f"--out_dir={out}", "--tokenizer=bytes"]
     commonsense.main(given)
     said = capsys.readouterr().out
-    assert f"{raw / 'test' / 'openbookqa.json'}: 8 questions" in said and "--dataset=commonsense170k\n" in said
+    assert (
+        f"{raw / 'test' / 'openbookqa.json'}: 8 questions" in said
+        and "--dataset=commonsense170k\n" in said
+    )
     for task in commonsense.TASKS:
         made = (raw / "test" / f"{task}.json").read_bytes()
         assert made == (source / f"dataset/{task}/test.json").read_bytes()
     train, val = texts_of(out, "train"), texts_of(out, "val")
     assert len(train) + len(val) == 300 and 15 < len(val) < 50
-    assert train[0][0].endswith("request.\n\n### Instruction:\nIs 0 even?\n\n### Response:\n") and train[0][1] == "true"
-    assert load_meta("commonsense170k")["source"] == f"{source.as_uri()}/{commonsense.TRAIN} (300 examples)"
+    assert (
+        train[0][0].endswith("request.\n\n### Instruction:\nIs 0 even?\n\n### Response:\n")
+        and train[0][1] == "true"
+    )
+    assert (
+        load_meta("commonsense170k")["source"]
+        == f"{source.as_uri()}/{commonsense.TRAIN} (300 examples)"
+    )
 
     first = contents(home)
     for file in source.rglob("*.json"):
@@ -301,7 +369,10 @@ def test_commonsense170k(source, home, tmp_path, capsys):
 
 
 def test_commonsense170k_damaged_or_away(source, tmp_path):
-    given, good = [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"], (source / commonsense.TRAIN).read_bytes()
+    given, good = (
+        [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"],
+        (source / commonsense.TRAIN).read_bytes(),
+    )
     (source / commonsense.TRAIN).write_bytes(good + b" ")
     assert f"instead of {commonsense.BLOB}" in error_of(commonsense.main, *given)
     (source / commonsense.TRAIN).write_bytes(good)

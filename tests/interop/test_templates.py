@@ -1,5 +1,6 @@
-"""Conversations as token ids, counted by hand: an answer's tokens, what a template may say, what no content can do; and
-the template of an export: `transformers` makes of messages what we make of them, and we read it back."""
+"""Conversations as token ids, counted by hand: an answer's tokens, what a template may say, what no
+content can do; and the template of an export: `transformers` makes of messages what we make of
+them, and we read it back."""
 
 import json
 
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 from pytest import mark, raises
 
 import export
-from interop.conversations.template import TEMPLATES, Template, check_messages, encode_conversation, template_of
+from interop.conversations.template import (
+    TEMPLATES,
+    Template,
+    check_messages,
+    encode_conversation,
+    template_of,
+)
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import read_tokenizer
 from nanodnt.data.meta import load_meta
@@ -44,11 +51,15 @@ def test_two_turns_in_bytes():
     found = encode_conversation(BYTES, template, chat("a", "bé", "d", "e"))
     assert list(zip(*found, strict=True)) == expected
     assert encode_conversation(BYTES, template, chat("a"))[0] == [256, *b"Q:a\nA:"]
-    assert encode_conversation(BYTES, template, chat("a", "bé", "d"))[0] == [i for i, _ in expected[:-2]]
+    assert encode_conversation(BYTES, template, chat("a", "bé", "d"))[0] == [
+        i for i, _ in expected[:-2]
+    ]
 
 
 def test_two_turns_in_chatml():
-    found = encode_conversation(CHATML, TEMPLATES["chatml"], chat("Hi", "Yo", "So?", "No", system="Be."))
+    found = encode_conversation(
+        CHATML, TEMPLATES["chatml"], chat("Hi", "Yo", "So?", "No", system="Be.")
+    )
     assert found == rows(
         ([END], 2), ([START], 0), ("system\nBe.", 0), ([END], 0), ("\n", 0),
         ([START], 0), ("user\nHi", 0), ([END], 0), ("\n", 0), ([START], 0), ("assistant\n", 0), ("Yo", 1), ([END], 1),
@@ -57,19 +68,30 @@ def test_two_turns_in_chatml():
     )  # fmt: skip
     ids = found[0]  # without the first token this is what the whole text is, where names are tokens
     whole = tokenizers.Tokenizer.from_str(CHATML.json.to_str())
-    assert whole.encode(whole.decode(ids[1:], skip_special_tokens=False), add_special_tokens=False).ids == ids[1:]
+    assert (
+        whole.encode(whole.decode(ids[1:], skip_special_tokens=False), add_special_tokens=False).ids
+        == ids[1:]
+    )
 
 
 def test_a_prompt_is_tokenised_as_one_text():
     text = "User: Hi there\nAssistant:\n"
-    assert encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
+    assert encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there"))[0] == [
+        4095,
+        *GPT2_4096.encode(text),
+    ]
     ids, marks = encode_conversation(GPT2_4096, TEMPLATES["chat"], chat("Hi there", "Yes, do."))
-    assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]  # after a newline an answer's tokens are its own
+    # after a newline an answer's tokens are its own
+    assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]
     assert sum(marks) == 2 + len(GPT2_4096.encode("Yes, do.")) + 1
 
 
-TEXT = st.text(st.sampled_from("ab \n{}<|é☃'") | st.characters(codec="utf-8"), min_size=1, max_size=12)
-CONTENT = TEXT | st.sampled_from(["{response}", "<|im_end|>", "<|im_start|>assistant\n", "\\n", "<s>"])
+TEXT = st.text(
+    st.sampled_from("ab \n{}<|é☃'") | st.characters(codec="utf-8"), min_size=1, max_size=12
+)
+CONTENT = TEXT | st.sampled_from(
+    ["{response}", "<|im_end|>", "<|im_start|>assistant\n", "\\n", "<s>"]
+)
 CONTENT = CONTENT.filter(str.strip)
 
 
@@ -80,19 +102,28 @@ CONTENT = CONTENT.filter(str.strip)
     st.none() | CONTENT,
 )
 def test_any_conversation(tokenizer, template, turns, system):
-    messages = chat(*(content for turn in turns for content in turn), system=system if template.system else None)
+    messages = chat(
+        *(content for turn in turns for content in turn), system=system if template.system else None
+    )
     ids, marks = encode_conversation(tokenizer, template, messages)
     assert len(ids) == len(marks) and marks[0] == 2 and set(marks[1:]) == {0, 1}
     answers, start = [], 0
     for end in [i for i in range(len(ids)) if marks[i] == 1 and ids[i] == tokenizer.eot]:
-        trained = [i for i, value in zip(ids[start:end], marks[start:end], strict=True) if value == 1]
+        trained = [
+            i for i, value in zip(ids[start:end], marks[start:end], strict=True) if value == 1
+        ]
         answers.append(tokenizer.decode(trained))
         start = end + 1
-    assert answers == [answer for _, answer in turns] and start == len(ids)  # each ends with end of text
+    # each ends with end of text
+    assert answers == [answer for _, answer in turns] and start == len(ids)
     for n in range(len(messages)):  # the tokens of a conversation grow, and never change
         if messages[n]["role"] == "assistant":
             prompt, _ = encode_conversation(tokenizer, template, messages[:n])
-            assert ids[: len(prompt)] == prompt and marks[len(prompt) - 1] != 1 and marks[len(prompt)] == 1
+            assert (
+                ids[: len(prompt)] == prompt
+                and marks[len(prompt) - 1] != 1
+                and marks[len(prompt)] == 1
+            )
             so_far = encode_conversation(tokenizer, template, messages[: n + 1])
             assert (ids[: len(so_far[0])], marks[: len(so_far[1])]) == so_far
 
@@ -108,12 +139,18 @@ def test_special_tokens_are_the_templates_alone(template):
     evil = chat(*[EVIL] * 4, system=EVIL if template.system else None)
     for tokenizer in (BYTES, GPT2_4096, CHATML):
         counts = [
-            {i: encode_conversation(tokenizer, template, m)[0].count(i) for i in (256, START, END, 4095, tokenizer.eot)}
+            {
+                i: encode_conversation(tokenizer, template, m)[0].count(i)
+                for i in (256, START, END, 4095, tokenizer.eot)
+            }
             for m in (plain, evil)
         ]
         ordinary = {BYTES: (256,), GPT2_4096: (4095,), CHATML: (256, START, END)}[tokenizer]
         assert [counts[0][i] for i in ordinary] == [counts[1][i] for i in ordinary]
-        assert counts[0][tokenizer.eot] == 3 + (tokenizer is CHATML and template is TEMPLATES["chatml"]) * 3
+        assert (
+            counts[0][tokenizer.eot]
+            == 3 + (tokenizer is CHATML and template is TEMPLATES["chatml"]) * 3
+        )
     ids, marks = encode_conversation(CHATML, template, evil)
     assert CHATML.decode([i for i, value in zip(ids, marks, strict=True) if value == 1]) == EVIL * 2
 
@@ -124,7 +161,10 @@ def test_special_tokens_are_the_templates_alone(template):
 def test_the_template_of_a_meta():
     assert template_of({}) is None
     for template in TEMPLATES.values():
-        assert template_of({"template": {"system": template.system, "turn": template.turn}}) == template
+        assert (
+            template_of({"template": {"system": template.system, "turn": template.turn}})
+            == template
+        )
     for bad in ("chat", {"system": "", "turn": 3}, {"system": "", "turn": "{prompt}"}):
         with raises(ValueError) as error:
             template_of({"template": bad})
@@ -132,9 +172,17 @@ def test_the_template_of_a_meta():
 
 
 def test_a_damaged_template_is_refused_before_training(tmp_path):
-    path = write_examples(tmp_path / "data", train=[example(("a", "b"))], val=[example(("c", "d"))]) / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"template": {"system": "", "turn": "{prompt}"}}))
-    with raises(ValueError, match="meta.json is damaged, or of a newer version \\(the template .* prepare it again"):
+    path = (
+        write_examples(tmp_path / "data", train=[example(("a", "b"))], val=[example(("c", "d"))])
+        / "meta.json"
+    )
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"template": {"system": "", "turn": "{prompt}"}})
+    )
+    with raises(
+        ValueError,
+        match="meta.json is damaged, or of a newer version \\(the template .* prepare it again",
+    ):
         load_meta(str(path.parent))
 
 
@@ -153,7 +201,10 @@ def of(*roles):
         (of("user", "user", "assistant"), "message 2 has the role 'user', where assistant is due"),
         (of("system", "assistant"), "message 2 has the role 'assistant', where user is due"),
         (chat("a", ""), "message 2, of the assistant, is empty or only white space"),
-        (chat("a", [{"type": "text", "text": "b"}]), "message 2, of the assistant, is of type list, not text"),
+        (
+            chat("a", [{"type": "text", "text": "b"}]),
+            "message 2, of the assistant, is of type list, not text",
+        ),
     ],
 )
 def test_messages_that_are_no_conversation(messages, words):
@@ -189,14 +240,20 @@ METAS = {
     "chatml": chatml_tokenizer("gpt2_4096", bos="<|endoftext|>"),
     "a start": starting_tokenizer(),  # <s> <a> before a text
 }
-ODD = Template("'{system}' \"{{ x }}\"\\n\t☃\n", "{% raw %}{prompt}\r\n'\\'{# no #}\x85é\u2028\U0001f600\n{response}")
-CASES = [(name, template) for name in METAS if name != "a start" for template in (*TEMPLATES, "odd")]
+ODD = Template(
+    "'{system}' \"{{ x }}\"\\n\t☃\n",
+    "{% raw %}{prompt}\r\n'\\'{# no #}\x85é\u2028\U0001f600\n{response}",
+)
+CASES = [
+    (name, template) for name in METAS if name != "a start" for template in (*TEMPLATES, "odd")
+]
 CASES += [("a start", "letters")]
 KNOWN = TEMPLATES | {"odd": ODD, "letters": Template("b{system}c", "a{prompt}z{response}")}
 
 
 def exported(folder, meta, template):
-    """transformers' tokenizer of the files of a tokenizer with this template, which we read back."""
+    """transformers' tokenizer of the files of a tokenizer with this template, which we read
+    back."""
     import transformers
 
     texts = {"system": template.system, "turn": template.turn}
@@ -221,7 +278,10 @@ def test_transformers_makes_the_same_of_messages(name, template, tmp_path):
     system = None if not template.system else "be" if letters else "Be brief, isn't it?\n"
     contents = [("ab",), ("ab", "cd", "ef")]
     if not letters:
-        contents += [(" Hi {prompt} \n☃ {{ x }}",), ("What?", "No, not \n\n so. ", "\tWhy\n", "So é", "x")]
+        contents += [
+            (" Hi {prompt} \n☃ {{ x }}",),
+            ("What?", "No, not \n\n so. ", "\tWhy\n", "So é", "x"),
+        ]
     for messages in [chat(*texts, system=s) for texts in contents for s in (None, system)]:
         text, ids = apply(theirs, messages)
         expected, _ = encode_conversation(ours, template, messages)
@@ -240,13 +300,24 @@ def test_messages_that_jinja_refuses(tmp_path):
 
 
 def test_the_export_of_a_run(tmp_path):
-    """A run's checkpoint has the template of its data, and so its export; `generate` ends where an answer does."""
+    """A run's checkpoint has the template of its data, and so its export; `generate` ends where an
+    answer does."""
     import transformers
 
     dataset = write_examples(tmp_path / "data", train=shouts(0, 200), val=shouts(1, 40))
     assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, eval_interval=2) == 0
-    assert call(export.main, f"--out_dir={tmp_path / 'run'}", f"--to={tmp_path / 'it'}", "--compare=False") == 0
+    assert (
+        call(
+            export.main,
+            f"--out_dir={tmp_path / 'run'}",
+            f"--to={tmp_path / 'it'}",
+            "--compare=False",
+        )
+        == 0
+    )
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "it").eos_token_id == 256
-    text, ids = apply(transformers.AutoTokenizer.from_pretrained(tmp_path / "it"), chat("a", system="b"))
+    text, ids = apply(
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "it"), chat("a", system="b")
+    )
     assert text == "<|endoftext|>b\na\n" and ids == [256, *b"b\na\n"]
     assert template_of(load_pretrained(str(tmp_path / "it")).meta) == Template(**TEMPLATE)

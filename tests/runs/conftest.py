@@ -1,4 +1,5 @@
-"""What the tests of whole runs share: quick runs, and one run of 30 steps to copy, resume and compare with."""
+"""What the tests of whole runs share: quick runs, and one run of 30 steps to copy, resume and
+compare with."""
 
 import shutil
 from functools import cache
@@ -37,8 +38,11 @@ def begun(tmp_path, first_20):
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory, dataset):
-    """references(name of a command) → the Trial that nothing disturbed, made when first asked for."""
-    return cache(lambda name: Trial(tmp_path_factory.mktemp("reference") / "run", COMMANDS[name], dataset))
+    """references(name of a command) → the Trial that nothing disturbed, made when first asked
+    for."""
+    return cache(
+        lambda name: Trial(tmp_path_factory.mktemp("reference") / "run", COMMANDS[name], dataset)
+    )
 
 
 @pytest.fixture

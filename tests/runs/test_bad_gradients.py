@@ -1,4 +1,5 @@
-"""Gradients and states that are not finite: steps are skipped, the run ends after too many, nothing bad is saved."""
+"""Gradients and states that are not finite: steps are skipped, the run ends after too many, nothing
+bad is saved."""
 
 import math
 import signal
@@ -32,21 +33,36 @@ def test_a_bad_gradient_is_skipped(optimizer, dataset, tmp_path):
 
     bad = {4, 5, 8, 9}
     with optimizers(watch), spoil_gradients(math.nan, bad, VICTIM):
-        config = dict(optimizer=optimizer, learning_rate=OPTIMIZERS[optimizer], weight_decay=0.1, max_skipped=3)
+        config = dict(
+            optimizer=optimizer,
+            learning_rate=OPTIMIZERS[optimizer],
+            weight_decay=0.1,
+            max_skipped=3,
+        )
         assert run(out_dir=tmp_path, dataset=dataset, **config) == 0
     assert [step for step, names in enumerate(changed) if not names] == sorted(bad)
     last = load(tmp_path / "last.pt")
     assert changed[0] >= {f"/0/{name}" for name in last["model"]}  # a good step changes them all
     skipped = [sum(b < step for b in bad) for step in range(1, 21)]
     assert list(column(tmp_path, "skipped_steps").values()) == skipped and last["skipped"] == 4
-    assert [step for step, norm in column(tmp_path, "grad_norm").items() if norm is None] == [5, 6, 9, 10]
+    assert [step for step, norm in column(tmp_path, "grad_norm").items() if norm is None] == [
+        5,
+        6,
+        9,
+        10,
+    ]
 
 
 def test_too_many_bad_gradients_end_the_run(short, dataset, tmp_path, capsys):
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30, save_interval=5, max_skipped=3)
     with spoil_gradients(math.inf, range(13, 1000), VICTIM):
         code = run(**config)
-    refusal(capsys, code, "3 steps in a row, up to about step 16,", f"first bad tensor: the gradient of {VICTIM})")
+    refusal(
+        capsys,
+        code,
+        "3 steps in a row, up to about step 16,",
+        f"first bad tensor: the gradient of {VICTIM})",
+    )
     last, prev = (load(tmp_path / name) for name in ("last.pt", "prev.pt"))
     assert (last["step"], last["skipped"], prev["step"], prev["skipped"]) == (16, 3, 15, 2)
     assert different(last["model"], prev["model"]) == []
@@ -54,14 +70,22 @@ def test_too_many_bad_gradients_end_the_run(short, dataset, tmp_path, capsys):
     rows = {row["step"]: row for row in metrics(tmp_path)}
     usual = {step: loss for step, loss in column(short, "train_loss").items() if step <= 13}
     assert {step: row["train_loss"] for step, row in rows.items() if 0 < step <= 13} == usual
-    assert rows[14]["skipped_steps"] == 1 and rows[16]["skipped_steps"] == rows[30]["skipped_steps"] == 3
+    assert (
+        rows[14]["skipped_steps"] == 1
+        and rows[16]["skipped_steps"] == rows[30]["skipped_steps"] == 3
+    )
 
 
 def test_bad_gradients_between_two_logged_steps_count(dataset, tmp_path, capsys):
     """Four in a row, all over when the next row is logged."""
     for allowed, code in ((5, 0), (4, 1)):
         with spoil_gradients(math.nan, range(3, 7), VICTIM):
-            config = dict(out_dir=tmp_path / str(allowed), dataset=dataset, log_interval=20, max_skipped=allowed)
+            config = dict(
+                out_dir=tmp_path / str(allowed),
+                dataset=dataset,
+                log_interval=20,
+                max_skipped=allowed,
+            )
             assert run(**config) == code
     assert "4 steps in a row" in capsys.readouterr().err
 
@@ -79,7 +103,11 @@ def test_a_state_that_is_not_finite_is_never_saved(what, dataset, tmp_path, caps
         code = run(**config)
     refusal(capsys, code, "not finite at step 8", VICTIM if what == "parameter" else what)
     found = {path.name: load(path) for path in tmp_path.glob("*.pt")}
-    assert {name: c["step"] for name, c in found.items()} == {"last.pt": 7, "prev.pt": 6, "best.pt": 0}
+    assert {name: c["step"] for name, c in found.items()} == {
+        "last.pt": 7,
+        "prev.pt": 6,
+        "best.pt": 0,
+    }
     assert all(t.isfinite().all() for t in tensors(found).values())
 
 

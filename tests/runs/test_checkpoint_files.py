@@ -23,7 +23,9 @@ def test_what_a_checkpoint_holds(short):
     checkpoint = load(short / "last.pt")  # with weights_only: nothing but tensors and plain values
     names = "model optimizer scaler step tokens best_val_loss model_config train_config meta skipped wandb_id"
     assert set(names.split()) <= checkpoint.keys()
-    assert checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30
+    assert (
+        checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30
+    )
     model = GPT(GPTConfig(**checkpoint["model_config"]))
     assert list(checkpoint["model"]) == [name for name, _ in model.named_parameters()]
     assert not list(short.glob("*.tmp")) and not (short / "new.pt").exists()
@@ -46,7 +48,9 @@ def test_best_prev_and_last(losses, dataset, tmp_path, monkeypatch):
     assert run(**config, init_from="resume") == 0
     steps = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
     assert steps == {"last.pt": 40, "prev.pt": 30, "best.pt": BEST[losses]}
-    assert {load(tmp_path / name)["best_val_loss"] for name in ("best.pt", "last.pt")} == {min(losses)}
+    assert {load(tmp_path / name)["best_val_loss"] for name in ("best.pt", "last.pt")} == {
+        min(losses)
+    }
 
 
 def test_a_file_system_without_hard_links(short, dataset, tmp_path):
@@ -61,7 +65,8 @@ def test_a_file_system_without_hard_links(short, dataset, tmp_path):
 
 
 def test_a_file_that_may_not_grow(begun, short, dataset, capsys):
-    """The real thing: the system refuses the bytes after the first 100,000. Earlier checkpoints are what they were."""
+    """The real thing: the system refuses the bytes after the first 100,000. Earlier checkpoints are
+    what they were."""
     before, limits = contents(begun, "*.pt"), resource.getrlimit(resource.RLIMIT_FSIZE)
     with at_row(25, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))):
         code = resume(begun, dataset)
@@ -90,7 +95,10 @@ def test_a_damaged_last_never_becomes_prev(begun, dataset):
 
 def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
     damage(begun / "last.pt")
-    with at_call(os, "replace", 1, crash, lambda a, b: Path(b).name == "last.pt"), pytest.raises(Crash):
+    with (
+        at_call(os, "replace", 1, crash, lambda a, b: Path(b).name == "last.pt"),
+        pytest.raises(Crash),
+    ):
         resume(begun, dataset)
     assert resume(begun, dataset) == 0
     assert_same_run(begun, short)

@@ -1,4 +1,5 @@
-"""Faults that strike train.py in a process of its own: kills at random moments, and disks that fail.
+"""Faults that strike train.py in a process of its own: kills at random moments, and disks that
+fail.
 
 The short version of soak.py; tests/distributed/ has the faults of two processes.
 """
@@ -27,15 +28,20 @@ def test_killed_at_random_moments(kills, trial):
 
 
 @pytest.mark.parametrize(
-    "places", [["rename", "checkpoint"], pytest.param([*PLACES], marks=pytest.mark.deep)], ids=["two", "all"]
+    "places",
+    [["rename", "checkpoint"], pytest.param([*PLACES], marks=pytest.mark.deep)],
+    ids=["two", "all"],
 )
 def test_every_place_is_struck(places, trial):
-    """In each of them SIGKILL ends the process: the places exist, and a fault comes at its moment."""
+    """In each of them SIGKILL ends the process: the places exist, and a fault comes at its
+    moment."""
     codes = strike_all(trial("adamw, dropout"), [Fault("SIGKILL", place, 0.15) for place in places])
     assert codes == [(-signal.SIGKILL,)] * len(places)
 
 
-@pytest.mark.parametrize("errors", [ERRORS[:2], pytest.param(ERRORS[2:], marks=pytest.mark.deep)], ids=["full", "I/O"])
+@pytest.mark.parametrize(
+    "errors", [ERRORS[:2], pytest.param(ERRORS[2:], marks=pytest.mark.deep)], ids=["full", "I/O"]
+)
 def test_a_disk_that_fails_ends_the_run_in_one_line(errors, trial):
     """And with exit code 1; it goes on once that is repaired. What fails once is tried again."""
     codes = strike_all(trial("adamw, dropout"), [Fault(what, place, 0.2) for what, place in errors])
@@ -62,6 +68,12 @@ def test_what_the_checks_see(trial):
 @pytest.mark.deep
 def test_a_short_soak():
     """One plan of soak.py: faults of every kind, on one process and several."""
-    argv = [sys.executable, ROOT / "tests" / "soak.py", "--kills=30", "--seed=974644", "--minutes=8"]
+    argv = [
+        sys.executable,
+        ROOT / "tests" / "soak.py",
+        "--kills=30",
+        "--seed=974644",
+        "--minutes=8",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

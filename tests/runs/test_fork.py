@@ -1,4 +1,5 @@
-"""What a fork changes leaves `make test` green: the tests that read the tree, in a copy with such changes."""
+"""What a fork changes leaves `make test` green: the tests that read the tree, in a copy with such
+changes."""
 
 import re
 import sys
@@ -8,11 +9,17 @@ import pytest
 from support.trees import apply_readme, call, copy_tree
 
 # a model that does not divide evenly, no launch line, no out_dir; an overlay
-CONFIGS = {"mine.py": "n_layer = 3\nn_head = 2\nn_embd = 6\nbatch_size = 7\nwarmup_iters = 9\nmax_iters = 5\n"}
-CONFIGS |= {"dnt/mine.py": "learning_rate = 0.5\n", "ours/big.py": "n_layer = 3\nn_embd = 66\nn_head = 3\n"}
+CONFIGS = {
+    "mine.py": "n_layer = 3\nn_head = 2\nn_embd = 6\nbatch_size = 7\nwarmup_iters = 9\nmax_iters = 5\n"
+}
+CONFIGS |= {
+    "dnt/mine.py": "learning_rate = 0.5\n",
+    "ours/big.py": "n_layer = 3\nn_embd = 66\nn_head = 3\n",
+}
 SCRATCH = "import pandas\nimport train\n\n\ndef f():\n" + "    raise ValueError\n" * 99
 PREPARE = '"""Mine."""\n\nfrom nanodnt.prepare import script\n\n\n@script.command\ndef main(argv=None):\n    pass\n'
-# of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by their names
+# of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by
+# their names
 READERS = "docs tools/test_bench.py tools/test_describe.py tools/test_nanogpt.py unit/test_house.py"
 READERS += " unit/test_configs.py unit/test_configurator.py unit/test_paper_values.py"
 READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
@@ -24,8 +31,8 @@ def write(root, name: str, text: str) -> None:
 
 
 def change(root) -> None:
-    """README's "Change it", whole; new files of every kind; a new flag without a comment; other pages; a
-    config and pages deleted."""
+    """README's "Change it", whole; new files of every kind; a new flag without a comment; other
+    pages; a config and pages deleted."""
     apply_readme(root)
     for name, text in CONFIGS.items():
         write(root, f"config/{name}", text)
@@ -37,7 +44,11 @@ def change(root) -> None:
     write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("lynx"'))
     settings = (root / "nanodnt/settings.py").read_text()
     assert settings.count("    schedule: ") == 1
-    write(root, "nanodnt/settings.py", settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "))
+    write(
+        root,
+        "nanodnt/settings.py",
+        settings.replace("    schedule: ", "    my_flag: int = 3\n    schedule: "),
+    )
     write(root, "README.md", "# A fork\n")
     write(root, "docs/layouts.md", "# Layouts\n")
     for name in ("CITATION.cff", "docs/moe.md", "docs/from_nanogpt.md", "config/vdnt/large.py"):

@@ -1,4 +1,5 @@
-"""Layouts in complete runs: what train.py does for them beside training. (test_tasks.py stops and resumes them.)"""
+"""Layouts in complete runs: what train.py does for them beside training. (test_tasks.py stops and
+resumes them.)"""
 
 import re
 
@@ -16,7 +17,14 @@ ADMIN = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=Fals
 
 def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
     """Only in fresh runs: a run that resumes, or starts from weights, keeps the ω it has."""
-    flags = dict(ADMIN, dataset=dataset, out_dir=tmp_path / "a", learning_rate=1e-9, min_lr=1e-9, weight_decay=0)
+    flags = dict(
+        ADMIN,
+        dataset=dataset,
+        out_dir=tmp_path / "a",
+        learning_rate=1e-9,
+        min_lr=1e-9,
+        weight_decay=0,
+    )
     assert run(**flags, max_iters=1) == 0
     assert "admin: profiled on the first batch" in capsys.readouterr().out
     trained = load(tmp_path / "a" / "last.pt")
@@ -31,7 +39,13 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
 
     assert run(**flags, max_iters=2, init_from="resume") == 0
     assert "profiled on" not in capsys.readouterr().out
-    assert run(**flags | dict(out_dir=tmp_path / "b", init_from=tmp_path / "a" / "last.pt"), max_iters=1) == 0
+    assert (
+        run(
+            **flags | dict(out_dir=tmp_path / "b", init_from=tmp_path / "a" / "last.pt"),
+            max_iters=1,
+        )
+        == 0
+    )
     assert "profiled on" not in capsys.readouterr().out
 
 

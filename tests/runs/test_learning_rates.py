@@ -1,4 +1,5 @@
-"""Learning rates in the loop: schedules extended on resume, and the rates of every role, against numbers by hand."""
+"""Learning rates in the loop: schedules extended on resume, and the rates of every role, against
+numbers by hand."""
 
 import math
 
@@ -16,11 +17,24 @@ def cosine(q):
     return 0.5 * (1 + math.cos(math.pi * q))
 
 
-# {name: (flags of steps 1 to 20, flags of steps 21 to 30, learning rates by hand)}. Peak 0.01 at step 5, min_lr 0.001.
+# {name: (flags of steps 1 to 20, flags of steps 21 to 30, learning rates by hand)}. Peak 0.01 at
+# step 5, min_lr 0.001.
 EXTENDED = {
-    "cosine": ({}, {}, {10: 1e-3 + 9e-3 * cosine(1 / 3), 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(16 / 25), 30: 1e-3}),
-    "wsd": (dict(schedule="wsd"), {}, {16: 1e-2, 18: 5.5e-3, 20: 1e-3, 21: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
-    "constant, then wsd": (dict(schedule="constant"), dict(schedule="wsd"), {6: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
+    "cosine": (
+        {},
+        {},
+        {10: 1e-3 + 9e-3 * cosine(1 / 3), 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(16 / 25), 30: 1e-3},
+    ),
+    "wsd": (
+        dict(schedule="wsd"),
+        {},
+        {16: 1e-2, 18: 5.5e-3, 20: 1e-3, 21: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3},
+    ),
+    "constant, then wsd": (
+        dict(schedule="constant"),
+        dict(schedule="wsd"),
+        {6: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3},
+    ),
 }
 
 
@@ -55,22 +69,29 @@ BY_ROLE = {
 
 
 def test_learning_rates_by_role(dataset, tmp_path):
-    """From the end of warm-up, to proportional floors: metrics.jsonl has one of each role, and that of learning_rate
-    with a ratio of 1."""
-    flags = dict(blockwise_lr=True, learning_rate=2e-3, tie_weights=False, bias=True, norm="layernorm")
+    """From the end of warm-up, to proportional floors: metrics.jsonl has one of each role, and that
+    of learning_rate with a ratio of 1."""
+    flags = dict(
+        blockwise_lr=True, learning_rate=2e-3, tie_weights=False, bias=True, norm="layernorm"
+    )
     flags |= dict(blockwise_start="warmup_end", blockwise_min_lr="proportional", lr_ratio_head=5)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, **flags) == 0
     rows = metrics(tmp_path)
     expected = {f"lr_{role}": rates for roles, rates in BY_ROLE.items() for role in roles.split()}
     assert {key for key in rows[5] if key.startswith("lr_")} == expected.keys()
     for key, rates in (expected | {"lr": (4e-4, 2e-3, 1.1e-3, 2e-4)}).items():
-        assert [rows[step][key] for step in (1, 5, 10, 15)] == pytest.approx(rates, rel=1e-12, abs=1e-18), key
+        assert [rows[step][key] for step in (1, 5, 10, 15)] == pytest.approx(
+            rates, rel=1e-12, abs=1e-18
+        ), key
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_an_optimizer_with_the_learning_rate_of_a_file(given, dataset, tmp_path, capsys):
     (file := tmp_path / "mine.py").write_text("learning_rate = 0.02\n")
     argv = flags(out_dir=tmp_path / "out", dataset=dataset, max_iters=0, optimizer="msgdw")
-    assert call(train.main, file, *(flag for flag in argv if given or "learning_rate" not in flag)) == 0
+    assert (
+        call(train.main, file, *(flag for flag in argv if given or "learning_rate" not in flag))
+        == 0
+    )
     note = f"learning_rate=0.02 is from {file}:1; does it suit this optimizer?"
     assert (note in capsys.readouterr().out) != given

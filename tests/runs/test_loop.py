@@ -1,4 +1,5 @@
-"""The training loop on tiny runs: what it logs and records, what its numbers mean, and what must not change them."""
+"""The training loop on tiny runs: what it logs and records, what its numbers mean, and what must
+not change them."""
 
 import json
 import math
@@ -22,7 +23,18 @@ from nanodnt.run.directory import copy_code, read_end, run_record
 from nanodnt.run.metrics import draw_loss, training_seconds
 from nanodnt.weights import load_trained, model_from_checkpoint
 from support.prepared import load_script
-from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
+from support.runs import (
+    ROOT,
+    TINY,
+    assert_same_run,
+    column,
+    contents,
+    different,
+    evaluated,
+    load,
+    metrics,
+    run,
+)
 from support.strikes import at_row, kill_me
 from support.tolerances import FORWARD, LOSS
 
@@ -30,11 +42,17 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 # ------------------------------------------------------------------------------------ what must not change training
 
-UNRELATED = dict(eval_interval=6, log_interval=7, eval_tokens=0, save_interval=3, peak_flops=1e12, max_skipped=2)
+UNRELATED = dict(
+    eval_interval=6, log_interval=7, eval_tokens=0, save_interval=3, peak_flops=1e12, max_skipped=2
+)
 
 
 def training(out):
-    return {row["step"]: [row[k] for k in ("train_loss", "lr", "grad_norm")] for row in metrics(out) if "lr" in row}
+    return {
+        row["step"]: [row[k] for k in ("train_loss", "lr", "grad_norm")]
+        for row in metrics(out)
+        if "lr" in row
+    }
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +66,13 @@ def with_dropout(dataset, tmp_path_factory):
 def test_evaluation_and_logging_leave_training_alone(with_dropout, dataset, tmp_path):
     assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, **UNRELATED) == 0
     expected, got = training(with_dropout), training(tmp_path)
-    assert list(expected) == list(range(1, 21)) and got == {step: expected[step] for step in (6, 7, 12, 14, 18, 20)}
-    assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
+    assert list(expected) == list(range(1, 21)) and got == {
+        step: expected[step] for step in (6, 7, 12, 14, 18, 20)
+    }
+    assert (
+        different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"])
+        == []
+    )
 
 
 def test_wandb_leaves_training_alone(with_dropout, dataset, tmp_path, monkeypatch):
@@ -61,19 +84,34 @@ def test_wandb_leaves_training_alone(with_dropout, dataset, tmp_path, monkeypatc
     assert run(**config, init_from="resume") == 0
     assert_same_run(tmp_path / "run", with_dropout)
     first, second = [call.kwargs for call in wandb.init.call_args_list]
-    assert (first["group"], first["tags"], first["id"], first["resume"]) == ("g", ["a", "b"], None, None)
+    assert (first["group"], first["tags"], first["id"], first["resume"]) == (
+        "g",
+        ["a", "b"],
+        None,
+        None,
+    )
     assert (second["id"], second["resume"]) == ("abc", "allow")
     assert first["config"]["model"]["dropout"] == 0.3 and "git_commit" in first["config"]
     (found,) = wandb.init.return_value.summary.update.call_args.args
-    assert found["best_checkpoint"] == str(tmp_path / "run" / "best.pt") and found["end"]["step"] == 20
+    assert (
+        found["best_checkpoint"] == str(tmp_path / "run" / "best.pt") and found["end"]["step"] == 20
+    )
 
 
 def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path, capsys):
-    assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, sample_interval=5, sample_start="AB") == 0
+    assert (
+        run(out_dir=tmp_path, dataset=dataset, dropout=0.3, sample_interval=5, sample_start="AB")
+        == 0
+    )
     texts = column(tmp_path, "sample")
-    assert list(texts) == [5, 10, 15, 20] and all(text.startswith("AB") and len(text) > 30 for text in texts.values())
+    assert list(texts) == [5, 10, 15, 20] and all(
+        text.startswith("AB") and len(text) > 30 for text in texts.values()
+    )
     assert all(f"it writes: {text!r}" in capsys.readouterr().out for text in [texts[20]])
-    assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
+    assert (
+        different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"])
+        == []
+    )
     trained = load_trained(str(tmp_path), "last.pt")
     wanted = plain_text(trained, "AB", 64)
     assert texts[20] == wanted
@@ -101,12 +139,15 @@ def test_bits_per_byte(tmp_path, capsys):
     n = len(text) - int(len(text) * 0.9)
     n_bytes = len(text[-n:].encode())
     losses, found = column(tmp_path / "run", "val_loss"), column(tmp_path / "run", "val_bpb")
-    assert found == {step: pytest.approx(loss * n / n_bytes / math.log(2)) for step, loss in losses.items()}
+    assert found == {
+        step: pytest.approx(loss * n / n_bytes / math.log(2)) for step, loss in losses.items()
+    }
     assert n_bytes > n
 
 
 def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
-    """At the first evaluation that is low enough; with a lower target it goes on, and equals a run without one."""
+    """At the first evaluation that is low enough; with a lower target it goes on, and equals a run
+    without one."""
     losses = column(with_dropout, "val_loss")
     target = sorted(losses.values())[1]
     step = next(step for step, loss in losses.items() if loss <= target)
@@ -114,24 +155,34 @@ def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
     config = dict(out_dir=tmp_path, dataset=dataset, dropout=0.3)
     assert run(**config, target_val_loss=target) == 0
     end = read_end(tmp_path)
-    assert f"target_val_loss reached at step {step}: {end['tokens']:,} tokens" in capsys.readouterr().out
+    assert (
+        f"target_val_loss reached at step {step}: {end['tokens']:,} tokens"
+        in capsys.readouterr().out
+    )
     rows = metrics(tmp_path)
     assert rows[-1]["step"] == end["step"] == step and end["how"] == "target_val_loss reached"
-    assert end["flops"] == pytest.approx(end["tokens"] * load_trained(str(tmp_path), "last.pt").model.flops_per_token())
+    assert end["flops"] == pytest.approx(
+        end["tokens"] * load_trained(str(tmp_path), "last.pt").model.flops_per_token()
+    )
     assert 0 < end["training_s"] == training_seconds(rows)[-1] < end["wall_s"]
     assert run(**config, init_from="resume", target_val_loss=1e-9) == 0
     assert_same_run(tmp_path, with_dropout)
     end = read_end(tmp_path)
-    assert end["how"] == "done" and end["training_s"] == training_seconds(metrics(tmp_path))[-1]  # of both starts
+    # of both starts
+    assert end["how"] == "done" and end["training_s"] == training_seconds(metrics(tmp_path))[-1]
     assert run(**config, init_from="resume") == 0  # nothing is left to do: what it took stays
     assert read_end(tmp_path) | dict(ended=end["ended"]) == end
 
 
 @pytest.mark.parametrize("inside", ["", "part"])
 def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypatch):
-    """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the repository is all
-    or part of what git has."""
-    top, tree, out = tmp_path / "top", tmp_path / "top" / inside, tmp_path / "top" / "runs" / "source"
+    """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the
+    repository is all or part of what git has."""
+    top, tree, out = (
+        tmp_path / "top",
+        tmp_path / "top" / inside,
+        tmp_path / "top" / "runs" / "source",
+    )
     write(tree, {name: name.encode() for name in ("model.py", "gone.py", "kept.py", "drawn.png")})
     write(tree, {".gitignore": b"out/\n", "other.py": b"other\n"})
     git(top, "init", "-q")
@@ -145,7 +196,11 @@ def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypa
     write(tree, new | {"out/not.py": b"y\n", "drawn.png": b"\0"})
     for _ in range(2):  # the second time there are copies, too
         copy_code(out)
-        copied = {path: raw for path, raw in contents(out).items() if raw is not None and path != ".gitignore"}
+        copied = {
+            path: raw
+            for path, raw in contents(out).items()
+            if raw is not None and path != ".gitignore"
+        }
         assert copied == {os.path.join(inside, name): raw for name, raw in new.items()}
     changed = {entry[3:] for entry in run_record()["git_changed_files"]}
     assert changed >= {os.path.join(inside, name) for name in (*new, "gone.py", "drawn.png")}
@@ -156,7 +211,9 @@ def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypa
 
 
 def git(folder, *words):
-    subprocess.run(["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
+    subprocess.run(
+        ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=b", *words], check=True
+    )
 
 
 def write(folder, files: dict):
@@ -178,12 +235,17 @@ def loss_by_hand(checkpoint: dict, dataset, windows) -> float:
 
 
 def test_logged_losses_are_those_of_the_data(short, dataset):
-    """val_loss is the mean over the validation windows of the model that is saved, train_loss over the step's batch."""
+    """val_loss is the mean over the validation windows of the model that is saved, train_loss over
+    the step's batch."""
     checkpoint = load(short / "last.pt")
-    expected = loss_by_hand(checkpoint, dataset, [i * 93 // 16 for i in range(16)])  # 512 // 32, evenly spaced
+    # 512 // 32, evenly spaced
+    expected = loss_by_hand(checkpoint, dataset, [i * 93 // 16 for i in range(16)])
     assert column(short, "val_loss")[30] == pytest.approx(expected, rel=LOSS)
 
-    model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), PreparedText(str(dataset), 32, 1337)
+    model, data = (
+        GPT(GPTConfig(**checkpoint["model_config"]), seed=1337),
+        PreparedText(str(dataset), 32, 1337),
+    )
     x, y = map(torch.from_numpy, data.batch(0, 8))
     loss = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
     loss.backward()
@@ -195,11 +257,14 @@ def test_logged_losses_are_those_of_the_data(short, dataset):
 
 
 def test_all_validation_windows(short, dataset, tmp_path, capsys):
-    """93 windows in batches of 8: the last batch is not full, and counts with the tokens that it has."""
+    """93 windows in batches of 8: the last batch is not full, and counts with the tokens that it
+    has."""
     expected = loss_by_hand(load(short / "best.pt"), dataset, slice(None))
     allowed = expected * LOSS + 5e-7  # six decimals are printed
     for micro in (8, 4):
-        config = dict(init_from=short / "best.pt", eval_tokens=0, eval_only=True, micro_batch_size=micro)
+        config = dict(
+            init_from=short / "best.pt", eval_tokens=0, eval_only=True, micro_batch_size=micro
+        )
         assert run(out_dir=tmp_path / "none", dataset=dataset, **config) == 0
         assert evaluated(capsys) == pytest.approx(expected, abs=allowed)
 
@@ -209,14 +274,25 @@ def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
     assert run(out_dir=short, dataset=dataset, init_from="resume", eval_only=True) == 0
     assert evaluated(capsys) == round(column(short, "val_loss")[30], 6)
     assert contents(short) == before
-    assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "prev.pt", eval_only=True) == 0
+    assert (
+        run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "prev.pt", eval_only=True)
+        == 0
+    )
     assert evaluated(capsys) == round(column(short, "val_loss")[20], 6)
     assert list(tmp_path.iterdir()) == []
 
 
 # -------------------------------------------------------------------------------------------------------- records
 
-FIELDS = dict(step=int, tokens=int, train_loss=float, val_loss=float, lr=float, grad_norm=float, tokens_per_s=float)
+FIELDS = dict(
+    step=int,
+    tokens=int,
+    train_loss=float,
+    val_loss=float,
+    lr=float,
+    grad_norm=float,
+    tokens_per_s=float,
+)
 FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
 
 
@@ -240,13 +316,19 @@ def test_the_run_directory(dataset, tmp_path, monkeypatch):
         assert {k: type(row[k]) for k in wanted} == wanted
         assert 0 < row["goodput"] <= 1 and row["evaluating_s"] >= 0
         assert row["mfu"] > 0 and row["tokens_per_s"] > 0 and row["peak_mem_bytes"] > 50e6
-        flops = row["mfu"] * 1e9 / row["tokens_per_s"]  # a token: 6 per matrix weight and head, 12·L·d·T for attention
+        # a token: 6 per matrix weight and head, 12·L·d·T for attention
+        flops = row["mfu"] * 1e9 / row["tokens_per_s"]
         assert flops == pytest.approx(6 * (2 * 12 * 32 * 32 + 64 * 32) + 12 * 2 * 32 * 32)
 
     record = json.loads((out / "config.json").read_text())
     train_config, model_config = record["train"], record["model"]
-    assert (train_config["warmup_iters"], train_config["max_iters"], train_config["lr_decay_iters"]) == (3, 12, 12)
-    assert train_config["weight_decay"] == 0.1 and model_config["vocab_size"] == 50  # resolved, not None
+    assert (
+        train_config["warmup_iters"],
+        train_config["max_iters"],
+        train_config["lr_decay_iters"],
+    ) == (3, 12, 12)
+    # resolved, not None
+    assert train_config["weight_decay"] == 0.1 and model_config["vocab_size"] == 50
     assert record["command"] == argv and record["versions"]["torch"] == torch.__version__
     if (ROOT / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}", record["git_commit"])
@@ -262,8 +344,9 @@ def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch
 
 
 def test_a_wandb_that_dies_does_not_end_the_run(dataset, tmp_path, monkeypatch, capsys):
-    """Its own process may be killed. Its BrokenPipeError is not that of the run's output, which ends a run in silence.
-    One that cannot start, without a login for instance, is no reason to begin."""
+    """Its own process may be killed. Its BrokenPipeError is not that of the run's output, which
+    ends a run in silence. One that cannot start, without a login for instance, is no reason to
+    begin."""
     error = BrokenPipeError(32, "Broken pipe")
     wandb = Mock(**{"init.return_value.id": "abc"})
     wandb.init.return_value.log.side_effect = wandb.init.return_value.finish.side_effect = error
@@ -277,5 +360,8 @@ def test_a_wandb_that_dies_does_not_end_the_run(dataset, tmp_path, monkeypatch, 
     before = contents(tmp_path / "run")
     wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nLog in")
     assert run(**config, overwrite=True) == 1
-    assert "wandb did not start (No API key configured.): pip install wandb, run" in capsys.readouterr().err
+    assert (
+        "wandb did not start (No API key configured.): pip install wandb, run"
+        in capsys.readouterr().err
+    )
     assert contents(tmp_path / "run") == before

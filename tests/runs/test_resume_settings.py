@@ -1,4 +1,5 @@
-"""What a resumed run takes from the checkpoint and what from its flags; runs that start from other runs' weights."""
+"""What a resumed run takes from the checkpoint and what from its flags; runs that start from other
+runs' weights."""
 
 import json
 import shutil
@@ -26,7 +27,14 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_training_flags_win_on_resume(begun, dataset, capsys):
-    changes = dict(learning_rate=5e-3, min_lr=4e-3, weight_decay=0.05, beta1=0.8, beta2=0.9, schedule="constant")
+    changes = dict(
+        learning_rate=5e-3,
+        min_lr=4e-3,
+        weight_decay=0.05,
+        beta1=0.8,
+        beta2=0.9,
+        schedule="constant",
+    )
     groups, seen = [], load(begun / "last.pt")["optimizer"]["state"][0]["exp_avg"].clone()
     states = []
 
@@ -42,11 +50,24 @@ def test_training_flags_win_on_resume(begun, dataset, capsys):
     assert torch.equal(states[0], seen)  # the state itself is the checkpoint's
     for group in groups[0]:
         assert group["lr"] == 5e-3 and group["betas"] == (0.8, 0.9), group["role"]
-        assert group["weight_decay"] == (0.05 if group["role"] in ("emb", "pos", "qk", "vo", "ffn") else 0), group
+        assert group["weight_decay"] == (
+            0.05 if group["role"] in ("emb", "pos", "qk", "vo", "ffn") else 0
+        ), group
     assert {column(begun, "lr")[step] for step in range(21, 31)} == {5e-3}
-    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
-    expected = "learning_rate 0.01 → 0.005, min_lr 0.001 → 0.004, weight_decay 0.1 → 0.05, beta1 0.9 → 0.8"
-    for change in [*expected.split(", "), "beta2 0.95 → 0.9", "schedule cosine → constant", "max_iters 20 → 30"]:
+    printed = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("changed on resume")
+    )
+    expected = (
+        "learning_rate 0.01 → 0.005, min_lr 0.001 → 0.004, weight_decay 0.1 → 0.05, beta1 0.9 → 0.8"
+    )
+    for change in [
+        *expected.split(", "),
+        "beta2 0.95 → 0.9",
+        "schedule cosine → constant",
+        "max_iters 20 → 30",
+    ]:
         assert change in printed
     assert printed.count("→") == 7
 
@@ -62,7 +83,12 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
     assert resume(begun, dataset, n_layer=3, mid_norm="none", qk_norm=False, block_size=16) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = next(line for line in lines if line.startswith("model of the checkpoint"))
-    for change in ("n_layer 3 → 2", "mid_norm none → both", "qk_norm False → True", "block_size 16 → 32"):
+    for change in (
+        "n_layer 3 → 2",
+        "mid_norm none → both",
+        "qk_norm False → True",
+        "block_size 16 → 32",
+    ):
         assert change in printed
     assert printed.count("→") == 4
     assert_same_run(begun, short)
@@ -70,22 +96,33 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
 
 
 def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
-    """With ratios of 1, blockwise_lr on resume changes nothing but how parameters are grouped. Without clipping: the
-    norm is a sum in their order."""
+    """With ratios of 1, blockwise_lr on resume changes nothing but how parameters are grouped.
+    Without clipping: the norm is a sum in their order."""
     ones = {f"lr_ratio_{block}": 1 for block in ("emb", "qk", "ffn", "vo", "norm", "head", "pos")}
-    config = dict(dataset=dataset, bias=True, norm="layernorm", schedule="constant", max_iters=20, grad_clip=0)
+    config = dict(
+        dataset=dataset, bias=True, norm="layernorm", schedule="constant", max_iters=20, grad_clip=0
+    )
     assert run(out_dir=tmp_path / "whole", **config) == 0
     assert run(out_dir=tmp_path / "run", **config | dict(max_iters=10)) == 0
-    assert run(out_dir=tmp_path / "run", **config, init_from="resume", blockwise_lr=True, **ones) == 0
+    assert (
+        run(out_dir=tmp_path / "run", **config, init_from="resume", blockwise_lr=True, **ones) == 0
+    )
     one, other = (load(tmp_path / name / "last.pt") for name in ("whole", "run"))
     assert different(one["model"], other["model"]) == []
-    labels = [[group["label"] for group in checkpoint["optimizer"]["param_groups"]] for checkpoint in (one, other)]
-    assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
+    labels = [
+        [group["label"] for group in checkpoint["optimizer"]["param_groups"]]
+        for checkpoint in (one, other)
+    ]
+    assert (
+        set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"}
+        and len(labels[0]) == 8
+    )
 
 
 @pytest.mark.parametrize("sizes", [(8, 16), (12, 4, 12)], ids=str)
 def test_another_batch_size_goes_on_with_the_next_rows(sizes, dataset, tmp_path, monkeypatch):
-    """Rows are neither trained on again nor left out: together the steps read the first rows of the order, once."""
+    """Rows are neither trained on again nor left out: together the steps read the first rows of the
+    order, once."""
     used = []
 
     def note(trainer, batch, *args):
@@ -107,25 +144,35 @@ def test_a_checkpoint_from_before_there_were_experts(begun, dataset, tmp_path, c
     """It goes on with the same bits, and nothing counts as changed."""
     shutil.copytree(begun, tmp_path / "older")
     saved = load(begun / "last.pt")
-    for name in ("names", "recent", "shift", "rollbacks", "rows"):  # from before there were roll-backs, too
+    # from before there were roll-backs, too
+    for name in ("names", "recent", "shift", "rollbacks", "rows"):
         del saved[name]
     for part in ("model_config", "train_config"):
         words = ("expert", "router", "balance", "z_coef")
-        kept = {name: value for name, value in saved[part].items() if not any(word in name for word in words)}
+        kept = {
+            name: value
+            for name, value in saved[part].items()
+            if not any(word in name for word in words)
+        }
         assert len(saved[part]) - len(kept) == {"model_config": 7, "train_config": 4}[part]
         saved[part] = kept
     torch.save(saved, tmp_path / "older" / "last.pt")
     assert resume(begun, dataset) == 0
     capsys.readouterr()
     assert resume(tmp_path / "older", dataset) == 0
-    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    printed = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("changed on resume")
+    )
     assert printed == "changed on resume: max_iters 20 → 30"
     assert_same_run(tmp_path / "older", begun)
 
 
 @pytest.mark.parametrize("switch", ["adamw msgdw", "msgdw muon", "muon adam_mini"])
 def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
-    """It says so and starts with a fresh state: the next step is that of a new run from those weights."""
+    """It says so and starts with a fresh state: the next step is that of a new run from those
+    weights."""
     old, new = switch.split()
     config = dict(dataset=dataset, schedule="constant", warmup_iters=0, weight_decay=0.1)
     assert run(**config, out_dir=tmp_path, optimizer=old, max_iters=5) == 0
@@ -133,7 +180,10 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreparedText, "batch", lambda *_: first_rows)
         weights = tmp_path / "last.pt"
-        assert run(**config, out_dir=tmp_path / "new", init_from=weights, optimizer=new, max_iters=1) == 0
+        assert (
+            run(**config, out_dir=tmp_path / "new", init_from=weights, optimizer=new, max_iters=1)
+            == 0
+        )
     capsys.readouterr()
     assert run(**config, out_dir=tmp_path, optimizer=new, init_from="resume", max_iters=6) == 0
     assert f"optimizer {old} → {new}: its state starts fresh" in capsys.readouterr().out
@@ -142,7 +192,11 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     assert different(one["optimizer"]["state"], other["optimizer"]["state"]) == []
     assert run(**config, out_dir=tmp_path, optimizer=new, init_from="resume", max_iters=8) == 0
     assert "fresh" not in capsys.readouterr().out  # now its state is resumed
-    steps = {s["step"].item() for s in load(tmp_path / "last.pt")["optimizer"]["state"].values() if "step" in s}
+    steps = {
+        s["step"].item()
+        for s in load(tmp_path / "last.pt")["optimizer"]["state"].values()
+        if "step" in s
+    }
     assert steps == (set() if new == "msgdw" else {3.0})
 
 
@@ -155,7 +209,11 @@ def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
     trained = load(short / "best.pt")
     rows = logged(tmp_path / "a")
     assert [step for step, _ in rows] == list(range(21))
-    assert rows[0][1] == {"step": 0, "tokens": 0, "val_loss": column(short, "val_loss")[trained["step"]]}
+    assert rows[0][1] == {
+        "step": 0,
+        "tokens": 0,
+        "val_loss": column(short, "val_loss")[trained["step"]],
+    }
     assert column(tmp_path / "a", "lr")[1] == 0.002
     last = load(tmp_path / "a" / "last.pt")
     assert (last["step"], last["tokens"]) == (20, 20 * 8 * 32)
@@ -165,20 +223,35 @@ def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
 
 
 def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, monkeypatch, capsys):
-    """Alone, or after "auto:", with which the same command goes on, and which reads a path in the home folder."""
+    """Alone, or after "auto:", with which the same command goes on, and which reads a path in the
+    home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "short").symlink_to(short)
-    assert run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", max_iters=6) == 0
+    assert (
+        run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", max_iters=6) == 0
+    )
     for iters in (3, 6):
-        assert run(out_dir=tmp_path / "b", dataset=dataset, init_from="auto:~/short", max_iters=iters) == 0
-    assert not different(load(tmp_path / "a" / "last.pt")["model"], load(tmp_path / "b" / "last.pt")["model"])
+        assert (
+            run(out_dir=tmp_path / "b", dataset=dataset, init_from="auto:~/short", max_iters=iters)
+            == 0
+        )
+    assert not different(
+        load(tmp_path / "a" / "last.pt")["model"], load(tmp_path / "b" / "last.pt")["model"]
+    )
     assert f"weights: {tmp_path / 'b'}, step 3" in capsys.readouterr().out
     shutil.copytree(dataset, tmp_path / "other")
     refused = dict(out_dir=tmp_path / "b", dataset=tmp_path / "other", init_from=f"auto:{short}")
-    refusal(capsys, run(**refused), tmp_path / "b", "holds a run on the dataset", "--init_from=resume")
+    refusal(
+        capsys, run(**refused), tmp_path / "b", "holds a run on the dataset", "--init_from=resume"
+    )
     assert run(**refused | dict(init_from="resume", max_iters=7)) == 0
     assert "note: the run goes on, but was on the dataset" in capsys.readouterr().out
-    refusal(capsys, run(out_dir=tmp_path / "c", dataset=dataset, init_from="auto:"), "init_from='auto:'", "auto:SOURCE")
+    refusal(
+        capsys,
+        run(out_dir=tmp_path / "c", dataset=dataset, init_from="auto:"),
+        "init_from='auto:'",
+        "auto:SOURCE",
+    )
 
 
 @pytest.mark.parametrize("kept", ["last.pt", "step_5.pt"])
@@ -200,7 +273,8 @@ def test_overwrite(begun, short, dataset, tmp_path):
     damage(begun / "best.pt")
     with at_row(0, crash), pytest.raises(Crash):
         run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True)
-    assert contents(begun, "*.pt") == {}  # so that no checkpoint of the earlier run is taken for the new one's
+    # so that no checkpoint of the earlier run is taken for the new one's
+    assert contents(begun, "*.pt") == {}
     assert run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True) == 0
     assert_same_run(begun, short)
     assert load(begun / "best.pt")["step"] == load(short / "best.pt")["step"]

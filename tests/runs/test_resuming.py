@@ -1,4 +1,5 @@
-"""Interrupted runs go on exactly: stopped, killed or crashed anywhere, they end with the bits of a run that was not."""
+"""Interrupted runs go on exactly: stopped, killed or crashed anywhere, they end with the bits of a
+run that was not."""
 
 import os
 import random
@@ -74,9 +75,15 @@ def half_a_row():
 
 INTERRUPTIONS = {  # of a run of 30 steps that is evaluated and saved every 10
     "SIGTERM in the evaluation of step 10": lambda: at_call(train, "evaluate", 2, stop),
-    "SIGTERM in a training step": lambda: at_call(GPT, "forward", 14, stop, lambda model, *_: model.training),
-    "a crash while the only checkpoint is of step 0": lambda: at_call(RunDirectory, "write", 6, crash),
-    "a crash between an evaluated step's row and its checkpoint": lambda: at_call(saving, "save_checkpoint", 3, crash),
+    "SIGTERM in a training step": lambda: at_call(
+        GPT, "forward", 14, stop, lambda model, *_: model.training
+    ),
+    "a crash while the only checkpoint is of step 0": lambda: at_call(
+        RunDirectory, "write", 6, crash
+    ),
+    "a crash between an evaluated step's row and its checkpoint": lambda: at_call(
+        saving, "save_checkpoint", 3, crash
+    ),
     "a crash when prev.pt is replaced and last.pt not yet": lambda: at_call(
         os, "replace", 3, crash, lambda source, target: Path(target).name == "last.pt"
     ),
@@ -94,7 +101,8 @@ def test_interrupted_at_a_bad_moment(moment, short, dataset, tmp_path):
 
 
 def test_interrupted_in_the_last_evaluation(first_20, dataset, tmp_path):
-    """The resumed run evaluates and saves without another step. Learning rates are still those of the last step."""
+    """The resumed run evaluates and saves without another step. Learning rates are still those of
+    the last step."""
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=20, lr_decay_iters=30)
     with at_call(train, "evaluate", 3, stop):
         assert run(**config) == 128 + signal.SIGTERM
@@ -106,7 +114,9 @@ def test_a_kill_in_the_first_save(dataset, tmp_path):
     """All that exists is the new file, which is not yet last.pt."""
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=4) == 0
     expected = load(tmp_path / "last.pt")["model"]
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, lr_decay_iters=4, overwrite=True) == 0
+    assert (
+        run(out_dir=tmp_path, dataset=dataset, max_iters=2, lr_decay_iters=4, overwrite=True) == 0
+    )
     os.replace(tmp_path / "last.pt", tmp_path / "new.pt")
     (tmp_path / "prev.pt").unlink()
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=4, init_from="auto") == 0

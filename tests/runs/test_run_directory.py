@@ -1,4 +1,5 @@
-"""The files of a run directory: checksums, what is written when, what is kept, and who may write."""
+"""The files of a run directory: checksums, what is written when, what is kept, and who may
+write."""
 
 import errno
 import os
@@ -38,10 +39,14 @@ def test_loading_maps_the_file_and_changes_no_byte_of_it(keeping, tmp_path):
 
 
 def test_every_nth_checkpoint_is_kept(keeping, dataset, tmp_path):
-    assert {path.name for path in keeping.glob("step_*")} == {f"step_{n}.pt" for n in (0, 5, 10, 15, 20)}
+    assert {path.name for path in keeping.glob("step_*")} == {
+        f"step_{n}.pt" for n in (0, 5, 10, 15, 20)
+    }
     kept = load(keeping / "step_15.pt")  # not evaluated there
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, lr_decay_iters=20) == 0
-    assert kept["step"] == 15 and different(kept["model"], load(tmp_path / "last.pt")["model"]) == []
+    assert (
+        kept["step"] == 15 and different(kept["model"], load(tmp_path / "last.pt")["model"]) == []
+    )
 
 
 def test_overwriting_removes_what_was_kept_and_nothing_else(dataset, tmp_path):
@@ -68,13 +73,17 @@ def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", note_replace)
     monkeypatch.setattr(os, "fsync", note_fsync)
     save_checkpoint(tmp_path, state, best=True)
-    renames = [["file", "new.pt", "folder"], *([name, "folder"] for name in ("prev.pt", "best.pt", "last.pt"))]
+    renames = [
+        ["file", "new.pt", "folder"],
+        *([name, "folder"] for name in ("prev.pt", "best.pt", "last.pt")),
+    ]
     assert done == sum(renames, [])
 
 
 @pytest.mark.parametrize("code, ends", [(errno.EINVAL, False), (errno.EIO, True)])
 def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypatch, capsys):
-    """A network disk that cannot do it is no error. A real error is retried once; if it persists, it ends the run."""
+    """A network disk that cannot do it is no error. A real error is retried once; if it persists,
+    it ends the run."""
     failed = []
 
     def fail(handle):
@@ -84,7 +93,9 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
     monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
     for times, expected in ((1, 0), (ALWAYS, int(ends))):
         failed.clear()
-        with at_call(os, "fsync", 1, fail, lambda handle: os.path.isdir(f"/proc/self/fd/{handle}"), times):
+        with at_call(
+            os, "fsync", 1, fail, lambda handle: os.path.isdir(f"/proc/self/fd/{handle}"), times
+        ):
             assert run(out_dir=tmp_path / str(times), dataset=dataset, max_iters=2) == expected
         assert failed
     assert ("cannot write" in capsys.readouterr().err) == ends
@@ -100,14 +111,20 @@ def test_a_run_that_another_has_overtaken_is_refused(dataset, tmp_path, capsys):
     assert load(tmp_path / "last.pt")["step"] == 20
 
 
-def test_a_run_directory_that_cannot_be_is_refused_before_training(dataset, tmp_path, monkeypatch, capsys):
-    """A link to a disk that is not mounted, say. Nothing is made, above all no folder in its place."""
+def test_a_run_directory_that_cannot_be_is_refused_before_training(
+    dataset, tmp_path, monkeypatch, capsys
+):
+    """A link to a disk that is not mounted, say. Nothing is made, above all no folder in its
+    place."""
     (tmp_path / "dead").symlink_to(tmp_path / "disk" / "run")
     monkeypatch.setattr("nanodnt.start.load_source", None)
     monkeypatch.setattr(train, "open_data", None)
     assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
     why = f"{tmp_path}/dead is no folder to write to"
-    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/dead ({why}): choose another --out_dir\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: cannot write to {tmp_path}/dead ({why}): choose another --out_dir\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["dead"]
 
 
@@ -130,7 +147,11 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     for changes in (dict(init_from="auto"), dict(overwrite=True)):
         assert run(**config, **changes) == 1
         err = capsys.readouterr().err
-        assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
+        assert (
+            "is in use by another run (process " in err
+            and str(first.pid) in err
+            and err.count("\n") == 1
+        )
     assert contents(tmp_path / "run", "*.pt") == before
     first.kill()
     first.join()
@@ -141,7 +162,9 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
 # -------------------------------------------------------------------------------------------- beside the training
 
 
-def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(dataset, tmp_path):
+def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(
+    dataset, tmp_path
+):
     """The first write waits until step 4 is logged; the next save waits for the first."""
     go_on, in_time = threading.Event(), []
 
@@ -150,7 +173,10 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
         go_on.set()
 
     config = dict(dataset=dataset, max_iters=10, save_interval=5, keep_every=5)
-    with at_call(torch, "save", 1, lambda *_: in_time.append(go_on.wait(60))), at_row(4, let_it_write):
+    with (
+        at_call(torch, "save", 1, lambda *_: in_time.append(go_on.wait(60))),
+        at_row(4, let_it_write),
+    ):
         assert run(out_dir=tmp_path / "slow", **config) == 0
     assert in_time == [True]
     assert run(out_dir=tmp_path / "usual", **config) == 0
@@ -162,11 +188,25 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
 
 
 def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):
-    """In the row after: half a second of each save, and of the evaluation, are no time of training."""
+    """In the row after: half a second of each save, and of the evaluation, are no time of
+    training."""
     monkeypatch.setattr(train, "save", lambda *_: time.sleep(0.5))
     monkeypatch.setattr(train, "evaluate_step", lambda *_: time.sleep(0.5) or False)
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=12, log_interval=2, eval_interval=4, save_interval=4) == 0
-    after = {row["step"]: (row["evaluating_s"], row["saving_s"], row["goodput"]) for row in metrics(tmp_path)[1:]}
+    assert (
+        run(
+            out_dir=tmp_path,
+            dataset=dataset,
+            max_iters=12,
+            log_interval=2,
+            eval_interval=4,
+            save_interval=4,
+        )
+        == 0
+    )
+    after = {
+        row["step"]: (row["evaluating_s"], row["saving_s"], row["goodput"])
+        for row in metrics(tmp_path)[1:]
+    }
     assert min(after[6][:2]) >= 0.5 > max(after[4][:2]) and after[6][2] < after[4][2]
 
 

@@ -1,4 +1,5 @@
-"""sample.py end to end, in this process, on tiny checkpoints: one trained, the others with weights written by hand."""
+"""sample.py end to end, in this process, on tiny checkpoints: one trained, the others with weights
+written by hand."""
 
 import io
 import shutil
@@ -32,7 +33,13 @@ def draw(run, capsys):
     """draw(flags) → the printed samples, prompt included. Flags win over the defaults here."""
 
     def draw(*flags):
-        argv = {"out_dir": run, "device": "cpu", "dtype": "float32", "max_new_tokens": 24, "num_samples": 2}
+        argv = {
+            "out_dir": run,
+            "device": "cpu",
+            "dtype": "float32",
+            "max_new_tokens": 24,
+            "num_samples": 2,
+        }
         argv |= dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         capsys.readouterr()
         code = call(sample.main, *(f"--{key}={value}" for key, value in argv.items()))
@@ -66,13 +73,16 @@ ABC = {"a": "b", "b": "c", "c": [""], "": "a"}
 
 @pytest.mark.parametrize("prompt", ["déjà → vu", " two\nlines\n"])
 def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monkeypatch, prompt):
-    """A byte order mark, the ends of lines and a last newline, as an editor writes them, make no difference."""
+    """A byte order mark, the ends of lines and a last newline, as an editor writes them, make no
+    difference."""
     from_flag, written = draw(f"--start={prompt}"), "\ufeff" + prompt.replace("\n", "\r\n") + "\r\n"
     assert all(text.startswith(prompt) and len(text) > len(prompt) for text in from_flag)
     (tmp_path / "prompt.txt").write_bytes(written.encode())
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
     assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written.encode()), encoding="utf-8"))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(written.encode()), encoding="utf-8")
+    )
     assert draw("--start_file=-") == from_flag
 
 
@@ -81,8 +91,12 @@ def test_a_prompt_that_is_no_text_is_refused(run, capsys, tmp_path, monkeypatch)
     flags = f"--out_dir={run}", "--device=cpu"
     code = call(sample.main, *flags, f"--start_file={tmp_path / 'prompt.txt'}")
     refusal(capsys, code, f"{tmp_path / 'prompt.txt'} is binary, no text: byte 1 is 0")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16")), encoding="utf-8"))
-    refusal(capsys, call(sample.main, *flags, "--start_file=-"), "standard input is binary, no text")
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO("a".encode("utf-16")), encoding="utf-8")
+    )
+    refusal(
+        capsys, call(sample.main, *flags, "--start_file=-"), "standard input is binary, no text"
+    )
 
 
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
@@ -92,7 +106,8 @@ def test_the_prompt_conditions_the_text(run, draw, tmp_path):
 
 
 def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
-    assert draw(f"--out_dir={chain(run, tmp_path / 'chain', ABC)}") == ["abc"] * 2  # begins after end of text
+    # begins after end of text
+    assert draw(f"--out_dir={chain(run, tmp_path / 'chain', ABC)}") == ["abc"] * 2
     assert len(set(draw("--start=", "--num_samples=4", "--temperature=2"))) == 4
 
 
@@ -109,7 +124,11 @@ def test_the_seed_decides(draw):
 def test_greedy_is_deterministic(draw):
     start = "--start=It was a"
     greedy = draw(start, "--temperature=0")
-    for flags in (["--temperature=0", "--seed=7"], ["--temperature=1.0", "--top_k=1"], ["--top_p=1e-9"]):
+    for flags in (
+        ["--temperature=0", "--seed=7"],
+        ["--temperature=1.0", "--top_k=1"],
+        ["--top_p=1e-9"],
+    ):
         assert draw(start, *flags) == greedy
     assert draw(start, "--temperature=1.0", "--top_k=0") != greedy
 
@@ -119,26 +138,34 @@ def test_greedy_is_deterministic(draw):
 
 def test_stops_at_end_of_text(run, draw, drawn, tmp_path):
     out = chain(run, tmp_path / "chain", ABC)
-    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=50", "--num_samples=3") == ["abc"] * 3
-    assert [tuple(ids.shape) for ids in drawn] == [(3, 4)]  # no time is spent on what comes after it
+    assert (
+        draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=50", "--num_samples=3")
+        == ["abc"] * 3
+    )
+    # no time is spent on what comes after it
+    assert [tuple(ids.shape) for ids in drawn] == [(3, 4)]
 
 
 def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
     alphabet = Tokenizer.meta_for("chars", ["\n", "a", "b"])
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "\n", "\n": "a"}, alphabet)
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=8") == ["ab\nab\nab\n"] * 2
-    assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2  # an empty prompt begins after a newline
+    # an empty prompt begins after a newline
+    assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2
 
 
 # ------------------------------------------------------------------------------------- vocabulary and checkpoints
 
 
 def test_ids_that_are_no_token_are_never_drawn(run, draw, drawn, tmp_path):
-    """A model of 300 ids with a tokenizer of 257, as imported models have it, that would only draw id 299."""
+    """A model of 300 ids with a tokenizer of 257, as imported models have it, that would only draw
+    id 299."""
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "c", "c": "a"})
     checkpoint = torch.load(out / "best.pt", weights_only=True)
     checkpoint["model_config"]["vocab_size"] = 300  # the weights are padded to 320
-    checkpoint["model"]["head.weight"][299] = 2 * checkpoint["model"]["head.weight"][ord("a") : ord("d")].sum(0)
+    checkpoint["model"]["head.weight"][299] = 2 * checkpoint["model"]["head.weight"][
+        ord("a") : ord("d")
+    ].sum(0)
     torch.save(checkpoint, out / "best.pt")
     for how in ("--temperature=0", "--top_k=0"):
         assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=7", how) == ["abcabcab"] * 2
@@ -150,14 +177,21 @@ def test_best_is_the_default_and_any_checkpoint_can_be_named(run, draw, tmp_path
         out = chain(run, tmp_path / "chain", {"a": letter, letter: [""]}, names=[name])
     flags = [f"--out_dir={out}", "--start=a"]
     assert draw(*flags) == ["ab"] * 2
-    assert [draw(*flags, f"--checkpoint={name}")[0] for name in ("best.pt", "last.pt", "prev.pt")] == ["ab", "al", "ap"]
+    assert [
+        draw(*flags, f"--checkpoint={name}")[0] for name in ("best.pt", "last.pt", "prev.pt")
+    ] == ["ab", "al", "ap"]
 
 
 @pytest.mark.parametrize(
-    "flag, module", [("--chat=True", "conversations.chat"), ("--init_from=gpt2", "huggingface.read")]
+    "flag, module",
+    [("--chat=True", "conversations.chat"), ("--init_from=gpt2", "huggingface.read")],
 )
 def test_without_interop(flag, module, run, monkeypatch, capsys):
     """What needs it ends in one line; all else does not import it."""
     monkeypatch.setitem(sys.modules, f"interop.{module}", None)
     code = call(sample.main, f"--out_dir={run}", "--device=cpu", flag)
-    refusal(capsys, code, "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here")
+    refusal(
+        capsys,
+        code,
+        "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here",
+    )

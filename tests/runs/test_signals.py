@@ -1,4 +1,5 @@
-"""Signals that ask a run to end soon: it saves, once; where nothing can be lost, it ends at once."""
+"""Signals that ask a run to end soon: it saves, once; where nothing can be lost, it ends at
+once."""
 
 import os
 import signal
@@ -27,7 +28,9 @@ def nothing_ignored():
     """Whatever pytest was started to ignore, by nohup for one."""
     before = {number: signal.getsignal(number) for number in map(partial(getattr, signal), NAMES)}
     for number in before:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -47,7 +50,9 @@ def test_a_second_signal_of_another_kind_changes_nothing(dataset, tmp_path):
     """SLURM's USR1, then its TERM; a closed terminal, then Ctrl-C."""
     with at_row(7, lambda: kill_me(signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)):
         code = run(out_dir=tmp_path, dataset=dataset)
-    assert code in {128 + number for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
+    assert code in {
+        128 + number for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+    }
     assert load(tmp_path / "last.pt")["step"] == 7
 
 
@@ -65,7 +70,8 @@ def test_what_is_ignored_stays_ignored(name, dataset, tmp_path):
 
 
 def wait_in_torch(number: int) -> None:
-    """Be sent a signal while a function of torch waits for another process: no code of Python runs meanwhile."""
+    """Be sent a signal while a function of torch waits for another process: no code of Python runs
+    meanwhile."""
     threading.Timer(0.2, kill_me, [number]).start()
     torch.distributed.TCPStore("localhost", 0, 2, is_master=True, wait_for_workers=True)
 
@@ -124,13 +130,19 @@ def test_a_checkpoint_that_was_begun_is_finished(dataset, tmp_path):
 
 
 def test_stopped_before_the_first_row(dataset, tmp_path, monkeypatch, capsys):
-    """In the first evaluation, by what ends no process at once, as the death of torchrun. There is nothing to draw."""
+    """In the first evaluation, by what ends no process at once, as the death of torchrun. There is
+    nothing to draw."""
     monkeypatch.setattr(train, "draw_loss", draw_loss)
-    with at_call(train, "evaluate", 1, lambda *arguments: setattr(arguments[-1], "signal", signal.SIGTERM)):
+    with at_call(
+        train, "evaluate", 1, lambda *arguments: setattr(arguments[-1], "signal", signal.SIGTERM)
+    ):
         assert run(out_dir=tmp_path, dataset=dataset) == 143
     assert metrics(tmp_path) == [] and load(tmp_path / "last.pt")["step"] == 0
     printed = capsys.readouterr()
-    assert "loss.png is not drawn: metrics.jsonl has no rows yet\n" in printed.out and printed.err == ""
+    assert (
+        "loss.png is not drawn: metrics.jsonl has no rows yet\n" in printed.out
+        and printed.err == ""
+    )
     monkeypatch.undo()
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, init_from="resume") == 0
 
@@ -142,7 +154,8 @@ COMMANDS = ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_signal_while_a_command_imports_torch(command, tmp_path):
-    """No traceback, and the exit code that shells report. In place of torch there is a file that sends it."""
+    """No traceback, and the exit code that shells report. In place of torch there is a file that
+    sends it."""
     if not (ROOT / f"{command}.py").exists():
         pytest.skip("this fork has deleted it")
     name = NAMES[COMMANDS.index(command) % 4]
@@ -151,7 +164,9 @@ def test_a_signal_while_a_command_imports_torch(command, tmp_path):
     listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     call = [sys.executable, ROOT / f"{command}.py"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, preexec_fn=listen, timeout=60)
+    done = subprocess.run(
+        call, env=environment, capture_output=True, text=True, preexec_fn=listen, timeout=60
+    )
     assert (done.returncode, done.stdout) == (128 + signal.Signals[name], "")
     assert done.stderr == f"{name}: nothing to save, exiting\n"
 

@@ -34,7 +34,10 @@ def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, c
 @pytest.fixture(scope="module")
 def base(dataset, tmp_path_factory):
     """(flags, run directory) of 10 plain steps."""
-    config, out = dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2), tmp_path_factory.mktemp("base")
+    config, out = (
+        dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2),
+        tmp_path_factory.mktemp("base"),
+    )
     assert run(out_dir=out, **config) == 0
     return config, out
 
@@ -54,9 +57,13 @@ def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatc
 
 
 def test_compiling_leaves_no_gradients_behind(monkeypatch):
-    """The gradients of the micro batch on which compile_model tries the model must not reach the first step."""
+    """The gradients of the micro batch on which compile_model tries the model must not reach the
+    first step."""
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    model, env = build(dict(), dtype=torch.float32), Env(0, 1, torch.device("cpu"), torch.float32, False)
+    model, env = (
+        build(dict(), dtype=torch.float32),
+        Env(0, 1, torch.device("cpu"), torch.float32, False),
+    )
     config = SimpleNamespace(compile=True, eval_only=False, doc_mask=False)
     assert compilation.compile_model(model, config, batch(), env) is model
     assert all(p.grad is None for p in model.parameters()) and model.training
@@ -70,7 +77,14 @@ def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monke
         return False, "a test"
 
     monkeypatch.setattr(start_module, "choose_compile", note)
-    config = dict(dataset=dataset, out_dir=tmp_path, compile="auto", lr_decay_iters=20, batch_size=8, block_size=32)
+    config = dict(
+        dataset=dataset,
+        out_dir=tmp_path,
+        compile="auto",
+        lr_decay_iters=20,
+        batch_size=8,
+        block_size=32,
+    )
     assert run(**config, max_iters=20, overwrite=True) == 0
     assert run(**config, max_iters=10, overwrite=True) == 0
     assert run(**config, max_iters=20, init_from="resume") == 0
@@ -103,7 +117,9 @@ def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypa
     monkeypatch.setattr("nanodnt.start.choose_compile", lambda *_: (True, "auto"))
     assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
     out = capsys.readouterr().out
-    assert ("compiling embedding, blocks and loss by themselves (auto: 2 layers)" in out) == (deep == 1)
+    assert ("compiling embedding, blocks and loss by themselves (auto: 2 layers)" in out) == (
+        deep == 1
+    )
     warnings = [line for line in out.splitlines() if "warning" in line]
     assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
     assert_same_run(tmp_path, short)
@@ -125,9 +141,14 @@ def test_compiled_gradients_that_are_wrong_are_seen(dropout, factor, monkeypatch
     compiled = compilation.compile_model(model, TrainConfig(compile="auto"), batch(), env)
     is_wrong = factor != 1 and not dropout
     assert (compiled is model) == is_wrong
-    assert ("in compiled code are not those of eager code; running eagerly" in capsys.readouterr().out) == is_wrong
+    assert (
+        "in compiled code are not those of eager code; running eagerly" in capsys.readouterr().out
+    ) == is_wrong
     if is_wrong:
-        with pytest.raises(ValueError, match="qk.* are not those of eager code: use --compile=False, or another torch"):
+        with pytest.raises(
+            ValueError,
+            match="qk.* are not those of eager code: use --compile=False, or another torch",
+        ):
             compilation.compile_model(model, TrainConfig(compile=True), batch(), env)
     assert all(p.grad is None for p in model.parameters())
 
@@ -138,6 +159,7 @@ def test_compile_auto_does_not_on_a_gpu(monkeypatch):
     env = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
     for kernels, advice in (("auto", "try --kernels=off first; else "), ("off", "")):
         with pytest.raises(
-            ValueError, match=rf"no compiler here\); it needs .*Python.h.*: {advice}use --compile=False"
+            ValueError,
+            match=rf"no compiler here\); it needs .*Python.h.*: {advice}use --compile=False",
         ):
             compilation.compile_model(model, TrainConfig(kernels=kernels), model.example(1), env)

@@ -37,9 +37,14 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
     parts = dict(AUGMENTED, crop_padding=2, drop_path=0.5) | dict(dropout=0.3)
     for name, value in parts.items():
         train(tmp_path / name, digits, max_iters=1, **{name: value})
-        assert column(tmp_path / name, "train_loss") != column(tmp_path / "none", "train_loss"), name
+        assert column(tmp_path / name, "train_loss") != column(tmp_path / "none", "train_loss"), (
+            name
+        )
         for score in ("val_loss", "val_top1", "val_top5"):
-            assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
+            assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (
+                name,
+                score,
+            )
 
 
 def test_what_is_shown_is_of_images(digits, tmp_path, capsys, monkeypatch):
@@ -67,14 +72,19 @@ def test_it_learns_digits(digits, tmp_path, capsys):
     step = load(tmp_path / "best.pt")["step"]
     loss, first, five = (column(tmp_path, f"val_{name}")[step] for name in ("loss", "top1", "top5"))
     line = re.search(r"validation loss (\S+), top-1 (\S+)%, top-5 (\S+)%", capsys.readouterr().out)
-    assert [float(x) for x in line.groups()] == pytest.approx([loss, 100 * first, 100 * five], abs=1e-4)
+    assert [float(x) for x in line.groups()] == pytest.approx(
+        [loss, 100 * first, 100 * five], abs=1e-4
+    )
 
 
 def test_validation_is_that_of_the_equations(digits, tmp_path):
-    """The model of a checkpoint on the validation split: `val_loss`, top-1 and top-5 from the float64 equations."""
+    """The model of a checkpoint on the validation split: `val_loss`, top-1 and top-5 from the
+    float64 equations."""
     train(tmp_path, digits, max_iters=8, eval_interval=8, pool="mean", **RANDOM)
     found = load(tmp_path / "last.pt")
-    parts = dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, linear_bias=True, act="gelu_erf")
+    parts = dict(
+        attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, linear_bias=True, act="gelu_erf"
+    )
     net = Net(vocab=10, heads=2, kv_heads=2, blocks=2, eps=1e-6, tied=False, causal=False, **parts)
     data = PreparedImages(digits, 16, image_size=8)
     images, targets = (torch.from_numpy(part) for part in data.val_batch(data.validation(), 50))
@@ -84,7 +94,9 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
     assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=LOSS)
     order = logits.argsort(1, descending=True)
     for k in (1, 5):
-        assert row[f"val_top{k}"] == pytest.approx((order[:, :k] == targets[:, None]).any(1).double().mean().item())
+        assert row[f"val_top{k}"] == pytest.approx(
+            (order[:, :k] == targets[:, None]).any(1).double().mean().item()
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- tracking
@@ -95,7 +107,10 @@ def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
     train(tmp_path, digits, max_iters=4, track_interval=2, seed=2, **RANDOM | config)
     track = column(tmp_path, "track")[4]
-    model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), PreparedImages(digits, 17, image_size=8)
+    model, data = (
+        model_from_checkpoint(load(tmp_path / "last.pt")).eval(),
+        PreparedImages(digits, 17, image_size=8),
+    )
     logits, attend = [], F.scaled_dot_product_attention
 
     def note_logits(q, k, v, **how):
@@ -108,4 +123,14 @@ def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):
         model.stream(torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0]))
     assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=SIX_DIGITS)
     assert any(causal < whole for whole, causal in logits)
-    assert track["grad_norm"].keys() == {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
+    assert track["grad_norm"].keys() == {
+        "patch",
+        "pos",
+        "qk",
+        "vo",
+        "ffn",
+        "head",
+        "gain_in",
+        "bias",
+        "scalar",
+    }

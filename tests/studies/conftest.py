@@ -1,11 +1,16 @@
-"""Figures are drawn without what takes most of the time: a search for the layout, and labels of ticks."""
+"""Figures are drawn without what takes most of the time: a search for the layout, and labels of
+ticks."""
 
 import pytest
 
 from studies.analysis.figure import STYLE
 from support.claims import write_base
 
-STYLE |= {"figure.constrained_layout.use": False, "xtick.labelbottom": False, "ytick.labelleft": False}
+STYLE |= {
+    "figure.constrained_layout.use": False,
+    "xtick.labelbottom": False,
+    "ytick.labelleft": False,
+}
 
 
 @pytest.fixture(scope="module")

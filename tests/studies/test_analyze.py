@@ -1,4 +1,5 @@
-"""analyze.py end to end, in this process, on tiny runs: files, numbers, what is left out, and what is refused."""
+"""analyze.py end to end, in this process, on tiny runs: files, numbers, what is left out, and what
+is refused."""
 
 import io
 import json
@@ -34,17 +35,21 @@ def call(*argv):
 
 
 def record(folder, name):
-    return json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)  # no NaN in JSON
+    # no NaN in JSON
+    return json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four runs: a DNT that kept its checkpoints, HG with Mix-LN, DyT, and a mixture of experts with tracked rows."""
+    """Four runs: a DNT that kept its checkpoints, HG with Mix-LN, DyT, and a mixture of experts
+    with tracked rows."""
     folder = tmp_path_factory.mktemp("analyze")
     data = tiny.make_dataset(folder / "data")
     how = dict(dataset=data, track_interval=0)
     plain = how | dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
-    hg = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
+    hg = dict(
+        gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1
+    )
     experts = dict(n_expert=5, n_expert_shared=1, balance="bias", track_interval=4, keep_every=10)
     with tiny.quick_runs():
         assert tiny.run(**how, out_dir=folder / "dnt", keep_every=10) == 0
@@ -56,7 +61,8 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(runs):
-    """(folder of the results, what was printed) of all figures of the DNT, which must stay as it was."""
+    """(folder of the results, what was printed) of all figures of the DNT, which must stay as it
+    was."""
     before, output = tiny.contents(runs / "dnt"), io.StringIO()
     with redirect_stdout(output):
         assert call(runs / "dnt", *SMALL) == 0
@@ -67,7 +73,9 @@ def drawn(runs):
 
 def test_every_figure_of_one_run(drawn):
     folder, output = drawn
-    assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in APPLY for kind in ("png", "json")}
+    assert {p.name for p in folder.iterdir()} == {
+        f"{name}.{kind}" for name in APPLY for kind in ("png", "json")
+    }
     assert "experts is left out: no mixture of experts" in output
     for words in (
         "alpha is left out: no DyT",
@@ -78,18 +86,29 @@ def test_every_figure_of_one_run(drawn):
         assert words in output
     for name in APPLY:
         image = imread(folder / f"{name}.png")  # (height, width, RGBA)
-        assert image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image[::5, ::5])) > 10, name
+        assert (
+            image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image[::5, ::5])) > 10
+        ), name
         found = record(folder, name)
-        assert found["figure"] == name and found["settings"]["seed"] == 1337 and list(found["runs"]) == ["dnt"]
+        assert (
+            found["figure"] == name
+            and found["settings"]["seed"] == 1337
+            and list(found["runs"]) == ["dnt"]
+        )
         steps = [(m["step"], m["checkpoint"]) for m in found["runs"]["dnt"]]
-        assert steps in ([(20, "last.pt")], [(0, "step_0.pt"), (10, "step_10.pt"), (20, "last.pt")]), name
+        assert steps in (
+            [(20, "last.pt")],
+            [(0, "step_0.pt"), (10, "step_10.pt"), (20, "last.pt")],
+        ), name
 
 
 def test_numbers_of_a_run(runs, drawn):
     last = {name: record(drawn[0], name)["runs"]["dnt"][-1] for name in APPLY}
     weights = tiny.load(runs / "dnt" / "last.pt")["model"]
 
-    assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=SIX_DIGITS)
+    assert last["norms"]["types"]["emb"] == pytest.approx(
+        weights["wte.weight"].norm().item(), rel=SIX_DIGITS
+    )
     rms = weights["final_norm.gain"].square().mean().sqrt().item()
     assert last["gains"]["slots"]["final_norm"]["rms"] == pytest.approx(rms, rel=SIX_DIGITS)
     assert last["gains"]["cosines"] == []
@@ -98,15 +117,25 @@ def test_numbers_of_a_run(runs, drawn):
     assert all(0 < found["geometric"] <= found["arithmetic"] for found in kinds.values())
     assert last["sharpness"]["tokens"] == 256 and last["sharpness"]["draws"] == 1
     assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
-    assert last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32 and last["gradients"]["tokens"] == 256
+    assert (
+        last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32
+        and last["gradients"]["tokens"] == 256
+    )
     logged = [row["val_loss"] for row in tiny.metrics(runs / "dnt") if "val_loss" in row]
-    assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
-    assert last["jacobian"]["tokens"] == 256 and len(last["jacobian"]["positions"]) == 8  # a position of each window
-    assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
+    # of 256 of its 512 tokens
+    assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)
+    # a position of each window
+    assert last["jacobian"]["tokens"] == 256 and len(last["jacobian"]["positions"]) == 8
+    assert (
+        len(last["jacobian"]["maps"]["attn"]) == 2
+        and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
+    )
 
 
 def open_run(path, **config):
-    return CheckpointedRun(path, path.name, AnalyzeConfig(device="cpu", **config), torch.device("cpu"))
+    return CheckpointedRun(
+        path, path.name, AnalyzeConfig(device="cpu", **config), torch.device("cpu")
+    )
 
 
 def test_the_same_numbers_twice(runs, drawn):
@@ -116,22 +145,40 @@ def test_the_same_numbers_twice(runs, drawn):
 
 
 def test_batches_are_even_parts_of_the_validation_windows(runs, monkeypatch):
-    """That a figure is the same of all parts and of one batch: the tests of its measures, with `rows`."""
+    """That a figure is the same of all parts and of one batch: the tests of its measures, with
+    `rows`."""
     run, windows = open_run(runs / "dnt"), np.fromfile(runs / "data" / "val.bin", "<u2").astype(int)
     monkeypatch.setattr(analysis_runs, "MICRO_TOKENS", 128)
-    for tokens, length, read in ((32, 0, 32), (1000, 0, 992), (10**6, 0, 2976), (64, 16, 64), (1, 64, 32)):
+    for tokens, length, read in (
+        (32, 0, 32),
+        (1000, 0, 992),
+        (10**6, 0, 2976),
+        (64, 16, 64),
+        (1, 64, 32),
+    ):
         batches = Batches(run, tokens, length)
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        assert batches.count == {"tokens": read} and inputs.numel() == read and inputs.shape == targets.shape
+        assert (
+            batches.count == {"tokens": read}
+            and inputs.numel() == read
+            and inputs.shape == targets.shape
+        )
         assert max(len(x) for x, _ in batches) == min(len(inputs), 4)
         starts = np.array(batches.starts)
-        assert len(set(starts)) == len(inputs) and np.ptp(np.diff(starts)) <= 32 if len(starts) > 1 else starts == [0]
+        assert (
+            len(set(starts)) == len(inputs) and np.ptp(np.diff(starts)) <= 32
+            if len(starts) > 1
+            else starts == [0]
+        )
         for i, start in enumerate(starts):
             text = windows[start : start + inputs.shape[1] + 1].tolist()
             assert inputs[i].tolist() == text[:-1] and targets[i].tolist() == text[1:]
     monkeypatch.setitem(FIGURES, "scatter", FIGURES["scatter"]._replace(tokens=4096, window=16))
     (found,) = measure_runs([run], ["scatter"])[0]["scatter"]["dnt"]
-    assert found["tokens"] == 2976 // 32 * 16 and len(set(found["slots"]["final_norm"]["token"])) > 1000
+    assert (
+        found["tokens"] == 2976 // 32 * 16
+        and len(set(found["slots"]["final_norm"]["token"])) > 1000
+    )
 
 
 @pytest.mark.house
@@ -148,7 +195,8 @@ def test_the_help_and_the_page_say_what_a_figure_reads(capsys):
 
 
 def test_angular_distance_is_drawn_over_the_block_and_n():
-    """At (ℓ, n) the distance between what enters block ℓ and block ℓ + n, and nothing where there is none."""
+    """At (ℓ, n) the distance between what enters block ℓ and block ℓ + n, and nothing where there
+    is none."""
     d = [[abs(a - b) / 10 + max(a, b) / 100 for b in range(4)] for a in range(4)]  # of 3 blocks
     ax, bar = draw({"a": FIGURES["angular"].panels([{"step": 1, "distance": d}])}).axes
     (image,) = ax.images
@@ -187,13 +235,19 @@ def test_runs_side_by_side(runs, capsys, tmp_path, names):
     assert (first["step"], last["step"]) == (0, 20) and -1 <= last["pearson_r"] <= 1
     assert first["pearson_r"] is None  # all α are the same at first
     cosines = record(out, "gains")["runs"][HG][-1]["cosines"]
-    assert cosines[0]["qk"] is None and 0.9 < cosines[1]["qk"] <= 1  # Mix-LN's first block has no pre norm
+    # Mix-LN's first block has no pre norm
+    assert cosines[0]["qk"] is None and 0.9 < cosines[1]["qk"] <= 1
 
 
-@pytest.mark.parametrize("names", ["experts,tracking,norms", pytest.param("all", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "names", ["experts,tracking,norms", pytest.param("all", marks=pytest.mark.deep)]
+)
 def test_a_mixture_of_experts(runs, tmp_path, names):
-    """The load of experts is drawn as it was logged; other figures know the router, and the experts as FFNs."""
-    assert call(runs / "moe", *SMALL, "--snapshots=2", f"--figures={names}", f"--out={tmp_path}") == 0
+    """The load of experts is drawn as it was logged; other figures know the router, and the experts
+    as FFNs."""
+    assert (
+        call(runs / "moe", *SMALL, "--snapshots=2", f"--figures={names}", f"--out={tmp_path}") == 0
+    )
     wanted = set(FIGURES) - {"alpha"} if names == "all" else set(names.split(","))
     assert {p.stem for p in tmp_path.glob("*.png")} == wanted
     (found,) = record(tmp_path, "experts")["runs"]["moe"]
@@ -202,18 +256,25 @@ def test_a_mixture_of_experts(runs, tmp_path, names):
     for i, track in enumerate(rows.values()):
         assert found["entropy"][i] == track["router_entropy"] and len(track["load"]) == 2
         for block, load in enumerate(track["load"]):
-            assert found["load"][str(block + 1)][i] == pytest.approx([5 * x for x in load], rel=SIX_DIGITS)
+            assert found["load"][str(block + 1)][i] == pytest.approx(
+                [5 * x for x in load], rel=SIX_DIGITS
+            )
             assert sum(load) == pytest.approx(1, rel=SIX_DIGITS)
             extremes = [found[name][i][block] for name in ("largest", "smallest")]
             assert extremes == pytest.approx([5 * max(load), 5 * min(load)], rel=SIX_DIGITS)
     (tracked,) = record(tmp_path, "tracking")["runs"]["moe"]
     for i, track in enumerate(rows.values()):
-        assert all(tracked[key][i] == track[key] for key in ("grad_kurtosis", "logit_max", "block_norm", "embedding"))
+        assert all(
+            tracked[key][i] == track[key]
+            for key in ("grad_kurtosis", "logit_max", "block_norm", "embedding")
+        )
         _, low, high = track["gain"]["final_norm"]
         assert tracked["gain_range"][i]["final_norm"] == pytest.approx(high - low, rel=SIX_DIGITS)
     weights = tiny.load(runs / "moe" / "last.pt")["model"]
     router = torch.cat([weights[f"blocks.{i}.mlp.f.router.weight"] for i in range(2)]).norm().item()
-    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(router, rel=SIX_DIGITS)
+    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(
+        router, rel=SIX_DIGITS
+    )
     if names == "all":
         types = record(tmp_path, "gradients")["runs"]["moe"][-1]["types"]
         assert types["w1"]["n"] == types["w2"]["n"] == 2 * (5 + 1) * 4 * 32 * 32
@@ -221,17 +282,27 @@ def test_a_mixture_of_experts(runs, tmp_path, names):
 
 
 def test_the_figures_of_tracked_numbers_at_their_edges(tmp_path):
-    """A single row, an expert without a token, a gradient and a load that are not finite; and no row at all."""
+    """A single row, an expert without a token, a gradient and a load that are not finite; and no
+    row at all."""
     load = [[0.0, 1.0], [None, None]]
     track = {key: {"qk": None} for key in ("grad_norm", "grad_kurtosis", "update_ratio")}
-    track |= dict(stream_var=[1.0, 2.0, 3.0], logit_max=[1.0, 2.0], gain={"a": [1.0, None, None]}, load=load)
+    track |= dict(
+        stream_var=[1.0, 2.0, 3.0], logit_max=[1.0, 2.0], gain={"a": [1.0, None, None]}, load=load
+    )
     norms = dict.fromkeys(("q", "k", "v", "o", "w1", "w2"), [1.0, 2.0]) | dict.fromkeys(
         ("attn_gain", "mlp_gain"), [None]
     )
-    track |= dict(block_norm=norms, embedding=dict(rows=5, smallest=0.5, gain=None), router_entropy=[0.5, None])
+    track |= dict(
+        block_norm=norms,
+        embedding=dict(rows=5, smallest=0.5, gain=None),
+        router_entropy=[0.5, None],
+    )
     row = {"step": 3, "tokens": 1, "track": track}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_expert=2))
+    run, model = (
+        SimpleNamespace(folder=tmp_path),
+        SimpleNamespace(config=SimpleNamespace(n_expert=2)),
+    )
     for name in ("experts", "tracking"):
         draw({"a": FIGURES[name].panels([FIGURES[name].measure(model, None, run)])}).canvas.draw()
         plt.close()
@@ -254,7 +325,10 @@ def test_spread_is_even_and_keeps_the_ends():
 
 
 def test_json_has_no_nan():
-    assert round_for_json({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {"a": [None, [None, 1.23457]], "b": 3}
+    assert round_for_json({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {
+        "a": [None, [None, 1.23457]],
+        "b": 3,
+    }
 
 
 def refuse(capsys, *argv, code=1) -> str:
@@ -269,7 +343,10 @@ def refuse(capsys, *argv, code=1) -> str:
 @pytest.mark.parametrize(
     "flag, says",
     [
-        (dict(figures="gains,propositions"), "has .'propositions'.: allowed are all, .*gradients, sharpness"),
+        (
+            dict(figures="gains,propositions"),
+            "has .'propositions'.: allowed are all, .*gradients, sharpness",
+        ),
         (dict(tokens=0), "tokens=0 must be at least 1"),
         (dict(seed=-1), "seed=-1"),
     ],
@@ -289,7 +366,10 @@ def test_runs_that_are_none(runs, capsys, tmp_path):
         ((tmp_path / "file.pt",), "cannot be read as a checkpoint"),
         ((runs / "dnt", runs / "dnt"), "given twice"),
         ((runs / "dnt", "--dataset=nowhere"), "is not prepared"),
-        ((runs / "dnt", "--figures=alpha,tracking"), "nothing to draw: dnt: alpha is left out: no DyT"),
+        (
+            (runs / "dnt", "--figures=alpha,tracking"),
+            "nothing to draw: dnt: alpha is left out: no DyT",
+        ),
         ((runs / "dnt", f"--out={tmp_path / 'file.pt'}"), "choose another --out"),
         ((runs / "dnt", runs / "dyt", "--baseline=pre", f"--out={tmp_path}"), "baseline"),
         ((runs / "dnt", "--baseline=dnt"), "baseline is for runs compared"),
@@ -310,8 +390,12 @@ def test_another_dataset(runs, capsys, tmp_path):
 
 def test_only_what_was_kept_is_there(runs, tmp_path, capsys):
     """Without last.pt the kept checkpoints are used; without both there is an error."""
-    shutil.copytree(runs / "dnt", tmp_path / "run", ignore=shutil.ignore_patterns("last.pt", "analysis"))
-    assert [path.name for path in open_run(tmp_path / "run").snapshots] == [f"step_{n}.pt" for n in (0, 10, 20)]
+    shutil.copytree(
+        runs / "dnt", tmp_path / "run", ignore=shutil.ignore_patterns("last.pt", "analysis")
+    )
+    assert [path.name for path in open_run(tmp_path / "run").snapshots] == [
+        f"step_{n}.pt" for n in (0, 10, 20)
+    ]
     for path in (tmp_path / "run").glob("step_*.pt"):
         path.unlink()
     assert "best.pt" in refuse(capsys, tmp_path / "run")
@@ -325,7 +409,9 @@ def test_a_figure_that_fails_does_not_lose_the_others(where, runs, tmp_path, mon
         raise RuntimeError("a singular\nmatrix")
 
     monkeypatch.setitem(FIGURES, "gains", FIGURES["gains"]._replace(**{where: fail}))
-    assert call(runs / "dnt", "--figures=norms,gains,logits", f"--out={tmp_path}", "--tokens=256") == 1
+    assert (
+        call(runs / "dnt", "--figures=norms,gains,logits", f"--out={tmp_path}", "--tokens=256") == 1
+    )
     what = "dnt: gains" if where == "measure" else "gains"
     printed = capsys.readouterr()
     assert printed.err == f"error: {what} is not drawn: RuntimeError: a singular matrix\n"

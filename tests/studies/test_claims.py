@@ -1,5 +1,6 @@
-"""The claims files: well formed, with the papers' numbers and settings, and each arm the configuration it is called.
-And what is on record: the pages are made from it, and README says its verdicts."""
+"""The claims files: well formed, with the papers' numbers and settings, and each arm the
+configuration it is called. And what is on record: the pages are made from it, and README says its
+verdicts."""
 
 import itertools
 import math
@@ -20,7 +21,8 @@ from support.runs import ROOT
 
 STUDIES = sorted(path.stem for path in (ROOT / "config" / "studies").glob("*.py"))
 
-# The papers' numbers, from their tables: {claim: the value of its primary number}; the others have none
+# The papers' numbers, from their tables: {claim: the value of its primary number}; the others have
+# none
 PUBLISHED = {
     "dnt-common": 2.849 - 2.906,
     "dnt-own": 2.849 - 2.906,
@@ -44,18 +46,26 @@ def load(name: str, folder):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_well_formed(name, tmp_path):
     made = load(name, tmp_path)  # which refuses what `find_problems` finds
-    assert len(made.study.claims) == (6 if name == "digits" else 25 if name in ("papers", "small") else 23)
+    assert len(made.study.claims) == (
+        6 if name == "digits" else 25 if name in ("papers", "small") else 23
+    )
     used = arms_in(number for claim in made.study.claims for number in claim.numbers)
     used += [arm.of for arm in made.study.arms.values()]
     assert name in ("large", "xl") or set(made.study.arms) <= set(used)  # every arm is looked at
     for claim in made.study.claims:
-        assert claim.paper and claim.published and (claim.protocol or "[U]" in claim.note or claim.cannot)
+        assert (
+            claim.paper
+            and claim.published
+            and (claim.protocol or "[U]" in claim.note or claim.cannot)
+        )
         made.protocol(claim)  # what differs from the paper has a reason
         assert claim.number.published or "[I]" in claim.note or claim.cannot, claim.id
 
 
 def test_the_published_values_are_the_papers(tmp_path):
-    for claim in (claim for name in ("papers", "digits") for claim in load(name, tmp_path).study.claims):
+    for claim in (
+        claim for name in ("papers", "digits") for claim in load(name, tmp_path).study.claims
+    ):
         if claim.id not in PUBLISHED:  # ours, and said to be
             assert claim.number.published is None and claim.smallest
             continue
@@ -63,7 +73,9 @@ def test_the_published_values_are_the_papers(tmp_path):
         if claim.expect in ("equal", "not above"):
             assert abs(claim.number.published) < claim.effect
         else:
-            assert claim.effect == pytest.approx(abs(claim.number.published) / 2, rel=1e-3), claim.id
+            assert claim.effect == pytest.approx(abs(claim.number.published) / 2, rel=1e-3), (
+                claim.id
+            )
             assert (claim.number.published < 0) == (claim.expect == "below"), claim.id
 
 
@@ -82,7 +94,9 @@ def test_a_protocol_that_contradicts_its_paper_fails(tmp_path):
     settings = settings_of(*resolve_configs(made.run_of("S1 at 1.0", 1.0, 0).args))
     assert len(compare_protocol(claim, [settings])) == len(claim.protocol)
     for changed in (dict(init="normal"), {"warm-up / steps": 0.1}, dict(learning_rate="tuned")):
-        with pytest.raises(ValueError, match=r"claim dnt-common: .* in the paper \(.*\): give the arms the paper's"):
+        with pytest.raises(
+            ValueError, match=r"claim dnt-common: .* in the paper \(.*\): give the arms the paper's"
+        ):
             compare_protocol(claim, [settings, settings | changed])
     wrong = claim._replace(protocol=(Setting("n_embd", 768, "Table 3"),))
     with pytest.raises(ValueError, match=r"n_embd is 128, and 768 in the paper \(Table 3\)"):
@@ -92,7 +106,10 @@ def test_a_protocol_that_contradicts_its_paper_fails(tmp_path):
 def test_some_claims_or_those_of_a_paper_can_be_chosen(tmp_path):
     study = load("digits", tmp_path).study
     assert [claim.id for claim in choose_claims("DyT", study)] == ["dyt-vit", "dyt-squash"]
-    assert [claim.id for claim in choose_claims("dyt-vit, vdnt-sgd", study)] == ["vdnt-sgd", "dyt-vit"]
+    assert [claim.id for claim in choose_claims("dyt-vit, vdnt-sgd", study)] == [
+        "vdnt-sgd",
+        "dyt-vit",
+    ]
     assert choose_claims("", study) == study.claims
     words = "only=dnt-own is neither a claim nor a paper of the study: it has DNT, DyT, d"
     with pytest.raises(ValueError, match=words):
@@ -108,10 +125,15 @@ def resolved(run) -> tuple:
 def test_every_arm_is_a_configuration_and_those_compared_differ(name, tmp_path):
     made, configs, commands = load(name, tmp_path), {}, {}
     for i, (arm, its) in enumerate(made.study.arms.items()):
-        lr = its.lr or (None if not made.study.tuned and its.times == 1 else (2e-3 if its.of else 1e-3) + i * 1e-6)
+        lr = its.lr or (
+            None
+            if not made.study.tuned and its.times == 1
+            else (2e-3 if its.of else 1e-3) + i * 1e-6
+        )
         run = made.run_of(arm, lr, 1)
         configs[arm] = [asdict(config) for config in resolved(run)]
-        for other in (run, made.run_of(arm, 1e-3, 1), made.run_of(arm, 1e-3, 2)):  # a folder is of one command
+        # a folder is of one command
+        for other in (run, made.run_of(arm, 1e-3, 1), made.run_of(arm, 1e-3, 2)):
             args = tuple(arg for arg in other.args if not arg.startswith("--keep_every"))
             assert commands.setdefault(other.path, args) == args
     for number in (number for claim in made.study.claims for number in claim.numbers):
@@ -119,10 +141,14 @@ def test_every_arm_is_a_configuration_and_those_compared_differ(name, tmp_path):
             assert configs[a] != configs[b], f"{number.says}: {a} and {b} are the same"
 
 
-# The papers' own runs: {arm: files after config/ and flags in large.py, in xl.py if they differ}; {s}: small or xl
+# The papers' own runs: {arm: files after config/ and flags in large.py, in xl.py if they differ};
+# {s}: small or xl
 OWN = {
     "S4 at 1.0": ["dnt_{s} dnt/s4 optimizers/msgdw"],
-    "S5 AdamW, 8 × S1's rate": ["dnt_small --learning_rate=4.8e-3", "dnt_xl --learning_rate=1.2e-3"],
+    "S5 AdamW, 8 × S1's rate": [
+        "dnt_small --learning_rate=4.8e-3",
+        "dnt_xl --learning_rate=1.2e-3",
+    ],
     "one rate, twice the steps": ["blockwise/llama_237m --max_iters=100000"],
     "RMSNorm": ["dyt/small dyt/rmsnorm decay/dyt --schedule=dyt", "dyt/7b dyt/rmsnorm"],
     "scaled init": ["lns/130m lns/scaled_init", "lns/1b lns/scaled_init"],
@@ -135,9 +161,16 @@ OWN = {
 def test_large_studies_run_the_papers_own_configurations(name, study, tmp_path, monkeypatch):
     made = load(study, tmp_path)
     monkeypatch.setattr(made, "measure", lambda measure, run: pytest.fail("tunes a rate"))
-    words = OWN[name][-1 if study == "xl" else 0].format(s="small" if study == "large" else "xl").split()
+    words = (
+        OWN[name][-1 if study == "xl" else 0]
+        .format(s="small" if study == "large" else "xl")
+        .split()
+    )
     own = [word if word.startswith("--") else f"config/{word}.py" for word in words]
-    found, expected = (resolved(TrainingRun(tmp_path, tuple(args))) for args in (made.reported(name, [1])[0].args, own))
+    found, expected = (
+        resolved(TrainingRun(tmp_path, tuple(args)))
+        for args in (made.reported(name, [1])[0].args, own)
+    )
     changes = dict(seed=1, keep_every=found[1].keep_every)
     if "8 ×" in name:
         changes["min_lr"] = found[1].min_lr  # of the rate, or the config's
@@ -146,36 +179,52 @@ def test_large_studies_run_the_papers_own_configurations(name, study, tmp_path, 
 
 # What an arm is, beyond its base
 MEANING = {
-    "S5 at 1.0": dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, optimizer="msgdw"),
+    "S5 at 1.0": dict(
+        pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, optimizer="msgdw"
+    ),
     "S4 without mid": dict(pre_norm="both", mid_norm="none", input_norm=True, warmup_iters=0),
-    "Emb": dict(blockwise_start="warmup_end", lr_ratio_emb=10, lr_ratio_ffn=1, lr_ratio_qk=1, lr_ratio_vo=1),
-    "LNS": dict(lns="norm", n_layer=12, beta2=0.999, grad_clip=0, weight_decay=0, residual_init="plain"),
+    "Emb": dict(
+        blockwise_start="warmup_end", lr_ratio_emb=10, lr_ratio_ffn=1, lr_ratio_qk=1, lr_ratio_vo=1
+    ),
+    "LNS": dict(
+        lns="norm", n_layer=12, beta2=0.999, grad_clip=0, weight_decay=0, residual_init="plain"
+    ),
     "IWD": dict(qk_norm=True, decay_gains="input"),
     "DyT, no embedding scalar": dict(norm="dyt", embed_scale=False),
-    "S1 at S1's rate": dict(optimizer="msgdw", min_lr=1e-8, warmup_iters=160, max_iters=400, keep_every=40),
+    "S1 at S1's rate": dict(
+        optimizer="msgdw", min_lr=1e-8, warmup_iters=160, max_iters=400, keep_every=40
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MEANING)
 def test_arms_are_what_they_are_called(name, tmp_path):
-    made = next(m for m in (load(s, tmp_path) for s in ("papers", "digits")) if name in m.study.arms)
+    made = next(
+        m for m in (load(s, tmp_path) for s in ("papers", "digits")) if name in m.study.arms
+    )
     model, train = resolved(made.run_of(name, 1e-3, 1))
     found = asdict(model) | asdict(train)
     assert {key: found[key] for key in MEANING[name]} == MEANING[name]
     floor = made.study.arms[name].floor
-    assert (train.learning_rate, train.seed) == (1e-3, 1) and (not floor or train.min_lr == pytest.approx(1e-3 * floor))
+    assert (train.learning_rate, train.seed) == (1e-3, 1) and (
+        not floor or train.min_lr == pytest.approx(1e-3 * floor)
+    )
 
 
 def test_a_ratio_of_one_makes_no_other_run(tmp_path):
     """A record outlives the day on which another type of block gets a learning rate of its own."""
     run = load("papers", tmp_path).run_of("all blocks", 1e-3, 1)
     flags = [(), ("--dropout=0.0",), ("--lr_ratio_router=1",), ("--lr_ratio_router=2",)]
-    plain, *same, other = (experiment.digest_settings(run._replace(args=run.args + more)) for more in flags)
+    plain, *same, other = (
+        experiment.digest_settings(run._replace(args=run.args + more)) for more in flags
+    )
     assert same == [plain] * 2 and plain != other
 
 
 def test_seeds_that_choose_are_not_reported():
-    assert not set(SEEDS) & {*TUNING_SEEDS} and len(set(SEEDS)) == 16 and set(TUNING_SEEDS) == {0, 5}
+    assert (
+        not set(SEEDS) & {*TUNING_SEEDS} and len(set(SEEDS)) == 16 and set(TUNING_SEEDS) == {0, 5}
+    )
 
 
 PAGES = [name for name in STUDIES if (ROOT / "docs" / "results" / name / "record.json").exists()]
@@ -188,7 +237,9 @@ def test_the_pages_are_those_of_the_record(name, tmp_path):
     shutil.copy(ROOT / "docs" / "results" / name / "record.json", tmp_path / "results" / name)
     made = load(name, tmp_path)
     write_page(made)
-    assert (tmp_path / "results" / f"{name}.md").read_text() == (ROOT / "docs" / "results" / f"{name}.md").read_text()
+    assert (tmp_path / "results" / f"{name}.md").read_text() == (
+        ROOT / "docs" / "results" / f"{name}.md"
+    ).read_text()
 
 
 @pytest.mark.house
@@ -200,6 +251,9 @@ def test_readme_says_the_verdicts_of_the_record():
     for page in PAGES:
         decided = (ROOT / "docs" / "results" / f"{page}.md").read_text().split("## What")[1]
         row = r"^\| ([^|]+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| \*\*(.+?)\*\*.*\|$"
-        found += [(paper, words, page, *rest) for paper, words, *rest in re.findall(row, decided, re.MULTILINE)]
+        found += [
+            (paper, words, page, *rest)
+            for paper, words, *rest in re.findall(row, decided, re.MULTILINE)
+        ]
     assert len(said) >= 3 and set(said) <= set(found)
     assert "p =" not in results  # p values are on the pages

@@ -1,5 +1,5 @@
-"""Runs compared: the table against curves with known answers, names, damaged folders, differences, the figure; and
-report.md, which shows what is in the runs as text, whatever that is."""
+"""Runs compared: the table against curves with known answers, names, damaged folders, differences,
+the figure; and report.md, which shows what is in the runs as text, whatever that is."""
 
 import json
 import re
@@ -8,7 +8,14 @@ import pytest
 
 from nanodnt.run.metrics import smoothed, training_seconds
 from studies.analysis import compare
-from studies.analysis.compare import compare_runs, final_loss_table, load_records, plain, table_cells, write_report
+from studies.analysis.compare import (
+    compare_runs,
+    final_loss_table,
+    load_records,
+    plain,
+    table_cells,
+    write_report,
+)
 from support.analysis import MODEL, TRAIN, make_run
 from support.runs import RECORD
 
@@ -16,18 +23,34 @@ HOSTILE = '<img src=x onerror="alert(1)"> & | `code` **b** [a](b) $x$ \n# head'
 
 
 def table(tmp_path, *runs, baseline=""):
-    """The table of runs with these validation losses, named a, b, …, whose schedule ends with them."""
-    paths = [make_run(tmp_path / "abcd"[i], losses, max_iters=max(losses)) for i, losses in enumerate(runs)]
+    """The table of runs with these validation losses, named a, b, …, whose schedule ends with
+    them."""
+    paths = [
+        make_run(tmp_path / "abcd"[i], losses, max_iters=max(losses))
+        for i, losses in enumerate(runs)
+    ]
     return final_loss_table(load_records(paths), baseline)
 
 
 def test_steps_the_baseline_needs_by_hand(tmp_path):
     rows = table(tmp_path, {0: 4.0, 100: 3.0, 200: 2.0}, {0: 4.0, 50: 2.25, 75: 2.5})
     head, first, second = table_cells(rows)
-    assert head == ["run", "steps", "tokens", "final loss", "best", "difference", "baseline needs", "speed-up"]
+    assert head == [
+        "run",
+        "steps",
+        "tokens",
+        "final loss",
+        "best",
+        "difference",
+        "baseline needs",
+        "speed-up",
+    ]
     assert first == ["a", "200", "2,000", "2.0000", "2.0000", "–", "–", "–"]
     assert second == ["b", "75", "750", "2.5000", "2.2500", "+0.5000", "150 steps", "2.00×"]
-    assert compare.format_table([["run", "x"], ["a", "3.25"]]) == "| run | x    |\n| --- | ---- |\n| a   | 3.25 |"
+    assert (
+        compare.format_table([["run", "x"], ["a", "3.25"]])
+        == "| run | x    |\n| --- | ---- |\n| a   | 3.25 |"
+    )
 
 
 def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
@@ -37,13 +60,17 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
 
 def timed(folder, losses, seconds, **train):
     """A run of 10 tokens a step that trained so many seconds a step."""
-    rows = [{"step": s, "tokens": 10 * s, "val_loss": x, "tokens_per_s": 10 / seconds} for s, x in losses.items()]
+    rows = [
+        {"step": s, "tokens": 10 * s, "val_loss": x, "tokens_per_s": 10 / seconds}
+        for s, x in losses.items()
+    ]
     return make_run(folder, rows=rows, max_iters=200, **train)
 
 
 def test_hours_of_training_to_the_baseline_s_loss_and_to_a_target(tmp_path):
     a = timed(tmp_path / "a", {0: 4.0, 100: 3.0, 200: 2.0}, 36, target_val_loss=2.5)
-    b = timed(tmp_path / "b", {0: 4.0, 100: 1.0, 200: 2.5}, 72, target_val_loss=2.5)  # at 2 after 200 / 3 steps
+    # at 2 after 200 / 3 steps
+    b = timed(tmp_path / "b", {0: 4.0, 100: 1.0, 200: 2.5}, 72, target_val_loss=2.5)
     c = timed(tmp_path / "c", {0: 4.0, 200: 2.5}, 36, target_val_loss=2.5)
     d = make_run(tmp_path / "d", target_val_loss=2.5)  # without tokens_per_s
     rows = final_loss_table(load_records([a, b, c, d]))
@@ -55,14 +82,19 @@ def test_hours_of_training_to_the_baseline_s_loss_and_to_a_target(tmp_path):
 
 def test_bits_per_byte_stand_beside_losses(tmp_path):
     end = {"step": 200, "tokens": 10, "val_loss": 2.0}
-    a, b = make_run(tmp_path / "a", rows=[end | {"val_bpb": 1.25}]), make_run(tmp_path / "b", rows=[end])
+    a, b = (
+        make_run(tmp_path / "a", rows=[end | {"val_bpb": 1.25}]),
+        make_run(tmp_path / "b", rows=[end]),
+    )
     head, *lines = table_cells(final_loss_table(load_records([a, b])))
     assert [line[head.index("bits per byte")] for line in lines] == ["1.2500", "–"]
 
 
 def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite():
     def step_at(loss, losses):
-        return compare.first_step_at([{"step": step, "val_loss": value} for step, value in losses.items()], loss)
+        return compare.first_step_at(
+            [{"step": step, "val_loss": value} for step, value in losses.items()], loss
+        )
 
     up_and_down = {0: 4.0, 100: 2.0, 200: 3.0, 300: 1.0}
     assert [step_at(loss, up_and_down) for loss in (2.5, 2.0, 1.5, 5.0)] == [75, 100, 275, 0]
@@ -73,11 +105,15 @@ def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite
 def test_a_diverged_run_ends_with_no_loss_rather_than_its_last_finite_one(tmp_path):
     rows = table(tmp_path, {0: 4.0, 200: 2.0}, {0: 4.0, 50: 3.0, 100: None}, baseline="b")
     assert (rows[1]["step"], rows[1]["loss"], rows[1]["best"]) == (100, None, 3.0)
-    assert {rows[0][key] for key in ("difference", "baseline_needs", "speedup", "time_to_loss")} == {None}
+    assert {
+        rows[0][key] for key in ("difference", "baseline_needs", "speedup", "time_to_loss")
+    } == {None}
 
 
 def test_the_baseline_by_name(tmp_path):
-    runs = load_records([make_run(tmp_path / name, {0: 4.0, 200: loss}) for name, loss in (("a", 2.0), ("b", 3.0))])
+    runs = load_records(
+        [make_run(tmp_path / name, {0: 4.0, 200: loss}) for name, loss in (("a", 2.0), ("b", 3.0))]
+    )
     assert [row["difference"] for row in final_loss_table(runs)] == [None, 1.0]
     assert [row["difference"] for row in final_loss_table(runs, "b")] == [-1.0, None]
     with pytest.raises(ValueError, match="baseline='c' is none of the runs: choose one of a, b"):
@@ -95,7 +131,9 @@ def test_the_baseline_by_name(tmp_path):
 def test_the_state_of_a_run(tmp_path, end, state):
     (run,) = load_records([make_run(tmp_path / "a", rows=[end | {"tokens": 1}])])
     assert run.state() == state
-    stopped = make_run(tmp_path / "b", rows=[end | {"tokens": 1}], record={"end": {"how": "stopped"}})
+    stopped = make_run(
+        tmp_path / "b", rows=[end | {"tokens": 1}], record={"end": {"how": "stopped"}}
+    )
     assert load_records([stopped])[0].state() == (state and state.replace("unfinished", "stopped"))
 
 
@@ -110,8 +148,12 @@ def test_the_state_of_a_run(tmp_path, end, state):
     ],
 )
 def test_warnings_of_losses_that_are_not_comparable(tmp_path, change, field):
-    warnings = compare.find_warnings(load_records([make_run(tmp_path / "a"), make_run(tmp_path / "b", **change)]))
-    assert warnings == ([f"losses are not comparable, since these differ: {field}"] if field else [])
+    warnings = compare.find_warnings(
+        load_records([make_run(tmp_path / "a"), make_run(tmp_path / "b", **change)])
+    )
+    assert warnings == (
+        [f"losses are not comparable, since these differ: {field}"] if field else []
+    )
 
 
 def test_names_have_parents_where_they_need_them(tmp_path):
@@ -138,21 +180,27 @@ BROKEN = {  # text of config.json, None: it is missing
 def test_a_damaged_config_is_one_clear_line(tmp_path, text):
     folder = make_run(tmp_path / "run")
     (folder / "config.json").unlink() if text is None else (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"^[^\n]+config.json is missing or damaged \({BROKEN[text]}[^\n]*$"):
+    with pytest.raises(
+        ValueError, match=rf"^[^\n]+config.json is missing or damaged \({BROKEN[text]}[^\n]*$"
+    ):
         load_records([folder])
 
 
 def test_folders_that_are_no_runs(tmp_path):
     (make_run(tmp_path / "run") / "metrics.jsonl").write_text("")
     for name in ("run", "nowhere"):
-        with pytest.raises(ValueError, match=f"{name} is not the directory of a run: it has no metrics.jsonl, or"):
+        with pytest.raises(
+            ValueError, match=f"{name} is not the directory of a run: it has no metrics.jsonl, or"
+        ):
             load_records([tmp_path / name])
 
 
 def test_differences_have_the_default_and_leave_out_paths(tmp_path):
     a = make_run(tmp_path / "a", seed=1, optimizer="adamw", out_dir="here")
     changed = {"git_commit": "feed", "versions": {"torch": "2.11.0"}}
-    b = make_run(tmp_path / "b", model={"norm": "dyt"}, optimizer="muon", out_dir="there", record=changed)
+    b = make_run(
+        tmp_path / "b", model={"norm": "dyt"}, optimizer="muon", out_dir="there", record=changed
+    )
     assert compare.find_differences(load_records([a, b])) == [
         ["norm", "model", "rmsnorm", "rmsnorm", "dyt"],
         ["seed", "train", "1337", "1", "–"],
@@ -184,18 +232,27 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(compare.plt, "close", figures.append)
     end = {"tokens_per_s": 1.0, "val_loss": 2.5}
-    rows = [{"step": step, "tokens": 10 * step, "train_loss": loss} for step, loss in ((4, 9.0), (5, 3.0), (100, 2.0))]
+    rows = [
+        {"step": step, "tokens": 10 * step, "train_loss": loss}
+        for step, loss in ((4, 9.0), (5, 3.0), (100, 2.0))
+    ]
     a = make_run(tmp_path / "a", rows=[*rows[:2], rows[2] | end], max_iters=100)
-    b = make_run(tmp_path / "$x_{$", rows=[*rows[:2], {"step": 50, "tokens": 500, "train_loss": None}])
+    b = make_run(
+        tmp_path / "$x_{$", rows=[*rows[:2], {"step": 50, "tokens": 500, "train_loss": None}]
+    )
     compare.draw_losses(load_records([a, b]), tmp_path / "loss.png")
     (figure,) = figures
     # the first steps do not count for the limits: 9 at step 4 is before a twentieth of 100 steps
     assert figure.axes[0].get_ylim() == pytest.approx((2.0 - 0.051, 3.0 + 0.051))
-    curves = [[line.get_xydata().tolist() for line in ax.lines] for ax in figure.axes]  # raw, smoothed, validation
+    # raw, smoothed, validation
+    curves = [[line.get_xydata().tolist() for line in ax.lines] for ax in figure.axes]
     assert curves[0][1:3] == [[[4, 9], [5, 3], [100, 2]], [[100, 2.5]]]
     assert curves[0][4] == [[4, 9], [5, 3]]  # a loss that is not finite is left out
     assert (curves[1][2], curves[2][2]) == ([[1000, 2.5]], [[pytest.approx(1000 / 3600), 2.5]])
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", r"\$x_{\$"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "a",
+        r"\$x_{\$",
+    ]
 
 
 def page_of(tmp_path, *paths):
@@ -208,13 +265,20 @@ def page_of(tmp_path, *paths):
 def test_the_page_shows_what_is_in_the_runs_as_text(tmp_path):
     """Names, commands, settings and records that would be markup, or end their line."""
     ends = [{"step": 100, "tokens": 9, "val_loss": 2.5, "failure": HOSTILE}]
-    how = dict(rows=ends, dataset=HOSTILE, command=["train.py", HOSTILE, 7], record={"git_commit": HOSTILE})
+    how = dict(
+        rows=ends, dataset=HOSTILE, command=["train.py", HOSTILE, 7], record={"git_commit": HOSTILE}
+    )
     a = make_run(tmp_path / "a", command=["train.py", "--x=two words"])
     page = page_of(tmp_path, a, make_run(tmp_path / HOSTILE.replace("/", ""), **how))
     assert not {line for line in page.splitlines() if line.startswith("# ")} - {"# 2 runs compared"}
-    text = [line for line in page.splitlines() if not line.startswith("    ")]  # indented by four: code
+    # indented by four: code
+    text = [line for line in page.splitlines() if not line.startswith("    ")]
     for mark in ("<", "`", "**b", "[a", "$x"):
-        assert all(line[: line.find(mark)].endswith("\\") for line in text if mark in line.replace("![", "")), mark
+        assert all(
+            line[: line.find(mark)].endswith("\\")
+            for line in text
+            if mark in line.replace("![", "")
+        ), mark
     assert page.count(plain(HOSTILE)) >= 4
     assert {line.replace("\\|", "").count("|") for line in text if line.startswith("|")} == {6, 10}
     assert "    train.py '--x=two words'\n" in page and "commit c0ffee" in page

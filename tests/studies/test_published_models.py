@@ -1,5 +1,5 @@
-"""analyze.py, and evaluate.py without a block, with --init_from, on folders that `transformers` and export.py made:
-against numbers of `transformers`' own streams."""
+"""analyze.py, and evaluate.py without a block, with --init_from, on folders that `transformers` and
+export.py made: against numbers of `transformers`' own streams."""
 
 import json
 import math
@@ -19,7 +19,11 @@ from support.peers import CHARS, edit_config, make_peer, save_tokenizer
 from support.runs import call as call_main
 from support.tolerances import FORWARD
 
-BYTES, T, TEXT = Tokenizer.meta_for("bytes"), 32, "Angles between what enters and what leaves a block. " * 3
+BYTES, T, TEXT = (
+    Tokenizer.meta_for("bytes"),
+    32,
+    "Angles between what enters and what leaves a block. " * 3,
+)
 
 
 @pytest.fixture
@@ -38,9 +42,16 @@ def save(name, folder):
 
 
 def call(made, *argv):
-    flags = (f"--init_from={made / 'peer'}", f"--dataset={made / 'text.txt'}", f"--out={made / 'out'}", "--device=cpu")
+    flags = (
+        f"--init_from={made / 'peer'}",
+        f"--dataset={made / 'text.txt'}",
+        f"--out={made / 'out'}",
+        "--device=cpu",
+    )
     names = {flag.split("=")[0] for flag in argv}
-    return call_main(analyze.main, *argv, *(flag for flag in flags if flag.split("=")[0] not in names))
+    return call_main(
+        analyze.main, *argv, *(flag for flag in flags if flag.split("=")[0] not in names)
+    )
 
 
 def found(made, name):
@@ -57,13 +68,17 @@ def windows():
 
 @torch.no_grad()
 def their_distance(peer, idx):
-    """Angular distance of each two streams in float64; hidden_states ends with the final norm, so that is hooked."""
+    """Angular distance of each two streams in float64; hidden_states ends with the final norm, so
+    that is hooked."""
     last, norm = [], getattr(peer.base_model, "norm", None) or peer.base_model.ln_f
     handle = norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
     *xs, _ = peer(idx, output_hidden_states=True).hidden_states
     handle.remove()
     xs.append(last[0])
-    angles = [[F.cosine_similarity(x, y, dim=-1).clamp(-1, 1).arccos().mean() / math.pi for y in xs] for x in xs]
+    angles = [
+        [F.cosine_similarity(x, y, dim=-1).clamp(-1, 1).arccos().mean() / math.pi for y in xs]
+        for x in xs
+    ]
     return torch.tensor(angles).fill_diagonal_(0)
 
 
@@ -72,7 +87,10 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
     peer, (idx, targets) = save(name, made), windows()
     assert call(made, "--figures=angular,removal,tracking,experts,sharpness", "--draws=1") == 0
     output = capsys.readouterr().out
-    assert "tracking is left out: a model of Hugging Face has no record" in output and "experts is left out" in output
+    assert (
+        "tracking is left out: a model of Hugging Face has no record" in output
+        and "experts is left out" in output
+    )
 
     assert found(made, "sharpness")["types"]["qk"]["lr_ratio"] is None
     angular, distance = found(made, "angular"), their_distance(peer, idx)
@@ -81,10 +99,14 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
 
     def loss():
         with torch.no_grad():
-            return F.cross_entropy(peer(idx, use_cache=False).logits.flatten(0, 1), targets.flatten()).item()
+            return F.cross_entropy(
+                peer(idx, use_cache=False).logits.flatten(0, 1), targets.flatten()
+            ).item()
 
     (made / "whole.txt").write_text(TEXT[: 4 * T])
-    flags = dict(out_dir=made / "out", init_from=made / "peer", tasks="text", input=made / "whole.txt")
+    flags = dict(
+        out_dir=made / "out", init_from=made / "peer", tasks="text", input=made / "whole.txt"
+    )
     assert evaluation.call(**flags, without_block="all") == 0
     layers, whole = getattr(peer.base_model, "layers", None) or peer.base_model.h, loss()
     kept = list(layers)
@@ -93,7 +115,9 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
         layers.extend(kept[:i] + kept[i + 1 :])
         peer.config.num_hidden_layers = len(layers)
         assert loss() - whole == pytest.approx(drop, abs=2 * whole * FORWARD) and abs(drop) > 1e-3
-        evaluated = evaluation.values(made / "out", f"text {made / 'whole.txt'} without block {i + 1}")
+        evaluated = evaluation.values(
+            made / "out", f"text {made / 'whole.txt'} without block {i + 1}"
+        )
         assert evaluated["nats_per_token"] == pytest.approx(loss(), rel=FORWARD)
 
 
@@ -103,10 +127,15 @@ def test_an_export_of_ours_and_a_prepared_dataset(names, made):
     model = build(dict(S5, vocab_size=257, block_size=T), dtype=torch.float32)
     write_pretrained(model, BYTES, made / "peer", "nanodnt", check=False)
     assert call(made, f"--figures={names}", "--tokens=128", "--draws=1") == 0
-    drawn = set(FIGURES) - {"alpha", "experts", "tracking"} if names == "all" else set(names.split(","))
+    drawn = (
+        set(FIGURES) - {"alpha", "experts", "tracking"} if names == "all" else set(names.split(","))
+    )
     assert {path.stem for path in (made / "out").glob("*.png")} == drawn
     wanted = streams.angular_distance(model, [(windows()[0], None)])
-    assert torch.tensor(found(made, "angular")["distance"]).sub(torch.tensor(wanted)).abs().max() < FORWARD
+    assert (
+        torch.tensor(found(made, "angular")["distance"]).sub(torch.tensor(wanted)).abs().max()
+        < FORWARD
+    )
     data = evaluation.make_byte_dataset(made / "data")
     assert call(made, "--figures=variance", f"--dataset={data}", "--tokens=64") == 0
     assert found(made, "variance")["tokens"] == 64
@@ -145,4 +174,6 @@ def test_bad_folders_and_texts_in_one_line(made, capsys):
 def assert_refused(made, capsys, words, *argv):
     capsys.readouterr()
     code, error = call(made, *argv), capsys.readouterr().err
-    assert code in (1, 2) and error.startswith("error: ") and error.count("\n") == 1 and words in error, error
+    assert (
+        code in (1, 2) and error.startswith("error: ") and error.count("\n") == 1 and words in error
+    ), error

@@ -1,4 +1,5 @@
-"""`reproduce.py` as a whole, on a made-up claims file with tiny runs, which is stopped, killed and started again.
+"""`reproduce.py` as a whole, on a made-up claims file with tiny runs, which is stopped, killed and
+started again.
 
 Expected numbers are computed here from what the runs logged."""
 
@@ -19,7 +20,16 @@ import torch
 from studies.claims.experiment import SEEDS, TUNING_SEEDS
 from studies.sweep import runner
 from studies.sweep.runner import Runner
-from support.claims import STEPS, alone, argv, call, in_process, make_experiment, write_base, write_claims
+from support.claims import (
+    STEPS,
+    alone,
+    argv,
+    call,
+    in_process,
+    make_experiment,
+    write_base,
+    write_claims,
+)
 from support.processes import Forked, finish, wait_for_row
 from support.runs import assert_same_run, column, load, metrics
 
@@ -80,7 +90,8 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
 
 @pytest.mark.deep
 def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
-    """From what they lost, by the formulas of docs/claims.md: the pairs' variance, two runs in a difference."""
+    """From what they lost, by the formulas of docs/claims.md: the pairs' variance, two runs in a
+    difference."""
     made = make_experiment(whole, claims, judge_only=True)
     pairs = [final(whole, lr, TUNING_SEEDS) for lr in ("0.01", "0.0001")]
     spread = math.sqrt(2 * statistics.mean((a - b) ** 2 / 2 for a, b in pairs))
@@ -88,7 +99,12 @@ def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
     assert f"standard deviation is {spread:.2g}" in why and 4 <= n <= 16
     assert made.seeds_of("slow") == list(SEEDS[:n])
     assert made.plan("waits") == (0, "it is short")
-    used = {int(arg[7:]) for run in record(whole).values() for arg in run["args"] if arg.startswith("--seed=")}
+    used = {
+        int(arg[7:])
+        for run in record(whole).values()
+        for arg in run["args"]
+        if arg.startswith("--seed=")
+    }
     assert used <= {*TUNING_SEEDS, *SEEDS}
 
 
@@ -96,18 +112,27 @@ def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
 def test_the_page_and_the_figure(whole, claims):
     found = make_experiment(whole, claims, judge_only=True).judge()
     text = (whole / "results" / "made_up.md").read_text()
-    assert (whole / "results" / "made_up" / "rates.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (
+        (whole / "results" / "made_up" / "rates.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    )
     assert "(made_up/rates.png)" in text
     for name, row in found.items():
-        assert f"<summary><b>{row['claim'].paper or 'ours'}: {row['claim'].statement}</b>: {row['class']}" in text
+        assert (
+            f"<summary><b>{row['claim'].paper or 'ours'}: {row['claim'].statement}</b>: {row['class']}"
+            in text
+        )
         assert f'<a id="{name}"></a>' in text and f"Planned: {row['plan']}." in text
     assert "Not run yet: fails." in text and "A note." in text
-    assert "- ours: [it takes long](#waits): it is short." in text.split("## What this scale cannot judge")[1]
+    assert (
+        "- ours: [it takes long](#waits): it is short."
+        in text.split("## What this scale cannot judge")[1]
+    )
     assert "slow / alone" in text and "| 0.0001, given |" in text
     decided = text.split("## What is decided")[1].split("\n## ")[0]
     assert "waits" not in decided and "diverged with" in decided
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        assert len({line.count("|") for line in block.splitlines()}) == 1, block  # a "|" in a text would break it
+        # a "|" in a text would break it
+        assert len({line.count("|") for line in block.splitlines()}) == 1, block
 
 
 @pytest.mark.deep
@@ -116,7 +141,9 @@ def test_judging_alone_needs_the_record_and_nothing_else(whole, claims, tmp_path
     (tmp_path / "results" / "made_up").mkdir(parents=True)
     shutil.copy(whole / "results" / "made_up" / "record.json", tmp_path / "results" / "made_up")
     assert call(claims, tmp_path, "--judge_only") == 0
-    assert (tmp_path / "results" / "made_up.md").read_text() == (whole / "results" / "made_up.md").read_text()
+    assert (tmp_path / "results" / "made_up.md").read_text() == (
+        whole / "results" / "made_up.md"
+    ).read_text()
     assert not (tmp_path / "out").exists()
 
 
@@ -140,23 +167,53 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
     other.write_text(base.read_text().replace("walk", "gone"))
     text, study = claims.read_text(), tmp_path / "mine.py"
     mistakes = [  # (what of the file is changed, flags, words of the message)
-        (("", ""), "--only=learns,nothing", "only=nothing is neither a claim nor a paper of the study: it has A, B"),
+        (
+            ("", ""),
+            "--only=learns,nothing",
+            "only=nothing is neither a claim nor a paper of the study: it has A, B",
+        ),
         (("", ""), "--jobs=-1", "jobs=-1 must not be negative"),
         (("study =", "other ="), "", "mine.py has no `study = Study(…)`: docs/claims.md shows one"),
-        (('lr=1e-4),\n        "tuned"', 'lr=oops),\n        "tuned"'), "", "mine.py, line 9: NameError"),
+        (
+            ('lr=1e-4),\n        "tuned"', 'lr=oops),\n        "tuned"'),
+            "",
+            "mine.py, line 9: NameError",
+        ),
         (("arms={", "arms={{"), "", "mine.py, line "),  # no Python
-        (("fast - slow", "fast - sow"), "", "an arm of claim learns: 'sow' is not one of broken, fast, "),
+        (
+            ("fast - slow", "fast - sow"),
+            "",
+            "an arm of claim learns: 'sow' is not one of broken, fast, ",
+        ),
         (('Arm("f", lr=1e-4)', 'Arm("g", lr=1e-4)'), "", "base of arm 'slow': 'g' is not one of f"),
-        (('"slow"),)', '"slow", None, "lss"),)'), "", "a measure of claim learns: 'lss' is not one of "),
-        (('"equal", 0.25', '"same", 0.25'), "", "expect of claim tunes: 'same' is not one of above, below, equal"),
-        (('"equal", 0.25', '"equal", 0.0'), "", "claim tunes: smallest, the smallest effect that matters, must be"),
+        (
+            ('"slow"),)', '"slow", None, "lss"),)'),
+            "",
+            "a measure of claim learns: 'lss' is not one of ",
+        ),
+        (
+            ('"equal", 0.25', '"same", 0.25'),
+            "",
+            "expect of claim tunes: 'same' is not one of above, below, equal",
+        ),
+        (
+            ('"equal", 0.25', '"equal", 0.0'),
+            "",
+            "claim tunes: smallest, the smallest effect that matters, must be",
+        ),
         (('"fails"', '"learns"'), "", "two claims have one id"),
-        (('cannot="it', 'protocol=(Setting("n_layer", 3, "p"),), cannot="it'), "", "n_layer is 2, and 3 in"),
+        (
+            ('cannot="it', 'protocol=(Setting("n_layer", 3, "p"),), cannot="it'),
+            "",
+            "n_layer is 2, and 3 in",
+        ),
         ((str(base), str(other)), "--only=A", "gone"),  # the dataset
     ]
     for (old, new), flags, words in mistakes:
         assert old in text
-        study.write_text(text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study"))
+        study.write_text(
+            text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study")
+        )
         assert call(study, tmp_path, *filter(None, [flags])) == 1, words
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line, line
@@ -166,7 +223,9 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
 
 
 @pytest.mark.deep
-def test_what_is_recorded_with_other_settings_is_not_taken_for_this_run(whole, claims, base, capsys):
+def test_what_is_recorded_with_other_settings_is_not_taken_for_this_run(
+    whole, claims, base, capsys
+):
     """Nor is what is trained and not recorded: test_sweep.py."""
     before = base.read_text()
     try:
@@ -174,7 +233,10 @@ def test_what_is_recorded_with_other_settings_is_not_taken_for_this_run(whole, c
         assert call(claims, whole, "--judge_only") == 1
     finally:
         base.write_text(before)
-    assert "was recorded with other settings than its config files have now: undo" in capsys.readouterr().err
+    assert (
+        "was recorded with other settings than its config files have now: undo"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.deep
@@ -182,7 +244,11 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
     assert call(claims, tmp_path, "--only=A,tunes", "--dry_run", "--jobs=2") == 0
     first, second, *lines = capsys.readouterr().out.splitlines()
     made = make_experiment(tmp_path, claims)
-    wanted = [made.run_of(name, made.study.arms[name].lr, s) for name in ("fast", "slow") for s in TUNING_SEEDS]
+    wanted = [
+        made.run_of(name, made.study.arms[name].lr, s)
+        for name in ("fast", "slow")
+        for s in TUNING_SEEDS
+    ]
     wanted += [made.run_of("tuned", lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
     wanted = set(wanted)  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
@@ -191,7 +257,9 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
     commands = [shlex.split(line) for line in lines]
     assert {tuple(line[2:-2]) for line in commands} == {run.args for run in wanted}
     assert {line[-1] for line in commands} == {f"--out_dir={run.path}" for run in wanted}
-    assert all(line[:2] == ["python", "train.py"] and line[-2] == "--init_from=auto" for line in commands)
+    assert all(
+        line[:2] == ["python", "train.py"] and line[-2] == "--init_from=auto" for line in commands
+    )
     assert not list(tmp_path.iterdir())
     assert call(claims, whole, WELL, "--dry_run", "--jobs=2") == 0  # all is there
     assert capsys.readouterr().out == "0 runs are known now: 0 steps, 0 tokens\n"
@@ -226,7 +294,8 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     saved = load(run / "last.pt")["step"]
     assert 50 <= saved < 120
 
-    process = begin(claims, folder)  # killed alone: train.py lives on, and the next reproduce.py leaves it alone
+    # killed alone: train.py lives on, and the next reproduce.py leaves it alone
+    process = begin(claims, folder)
     wait_for_row(process, run, saved + 10)
     child = int(re.match(r"process (\d+)", (run / ".lock").read_text())[1])
     os.kill(child, signal.SIGSTOP)

@@ -1,4 +1,5 @@
-"""The runs behind sweeps and claims: folders, the tuning of learning rates, the record, and measures."""
+"""The runs behind sweeps and claims: folders, the tuning of learning rates, the record, and
+measures."""
 
 import json
 import math
@@ -18,8 +19,8 @@ from support.claims import flag, make_experiment
 
 
 def searching(tmp_path, monkeypatch, loss, study="papers", also="seed") -> Experiment:
-    """An experiment whose runs with the tuning seeds have the loss `loss(learning rate, value of the flag "also")`, at
-    once."""
+    """An experiment whose runs with the tuning seeds have the loss `loss(learning rate, value of
+    the flag "also")`, at once."""
     made = make_experiment(tmp_path, f"config/studies/{study}.py")
 
     def measured(measure, runs):
@@ -46,7 +47,9 @@ def valley(best: float):
 def test_the_grid_grows_until_the_best_rate_lies_inside(loss, best, tried, tmp_path, monkeypatch):
     made = searching(tmp_path, monkeypatch, loss)
     found = made.tune("S1 AdamW")
-    assert found.lr == pytest.approx(best * 1e-3) and found.files == made.study.arms["S1 AdamW"].files
+    assert (
+        found.lr == pytest.approx(best * 1e-3) and found.files == made.study.arms["S1 AdamW"].files
+    )
     assert list(found.tried) == pytest.approx(sorted(lr * 1e-3 for lr in tried))
     assert all(found.tried[lr] == [loss(lr)] * 2 for lr in found.tried)
 
@@ -61,7 +64,10 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
     assert format_rate("all blocks", paper) == "the config's"
     found = paper.tune("S5 AdamW, 8 × S1's rate")
-    assert found.lr == pytest.approx(8 * 1.5e-4) and found.files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
+    assert (
+        found.lr == pytest.approx(8 * 1.5e-4)
+        and found.files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
+    )
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
     assert flag(paper.run_of("S1 mSGDW", 8.0, 1), "min_lr") is None  # the config's own floor too
 
@@ -76,7 +82,10 @@ def test_each_of_several_settings_is_tuned_and_the_best_is_taken(tmp_path, monke
     made = searching(tmp_path, monkeypatch, loss, "digits", "dyt_alpha_attn")
     found = made.tune("DyT")
     files = made.study.arms["DyT"].files
-    assert found.files == f"{files} --dyt_alpha_attn=1.2 --dyt_alpha_other=1.2" and found.lr == pytest.approx(1e-3)
+    assert (
+        found.files == f"{files} --dyt_alpha_attn=1.2 --dyt_alpha_other=1.2"
+        and found.lr == pytest.approx(1e-3)
+    )
     assert [loss for _, loss in found.variants.values()] == pytest.approx([2.0, 2.1, 1.9, math.inf])
     assert "diverged at" in format_rate("DyT", made)
     (run,) = made.reported("DyT", [3])
@@ -90,11 +99,20 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path):
     plain = made.run_of("one rate", 1e-3, 2)
     assert run.path == plain.path and run.path.parent == tmp_path / "out" / "papers"
     assert run.args == (*plain.args, "--keep_every=30")  # ten of 300 steps
-    assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == ("0.001", "5e-05", "2")
-    others = [made.run_of("all blocks", 1e-3, 2), made.run_of("one rate", 2e-3, 2), made.run_of("one rate", 1e-3, 3)]
+    assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == (
+        "0.001",
+        "5e-05",
+        "2",
+    )
+    others = [
+        made.run_of("all blocks", 1e-3, 2),
+        made.run_of("one rate", 2e-3, 2),
+        made.run_of("one rate", 1e-3, 3),
+    ]
     assert len({run.path, *(other.path for other in others)}) == 4
     assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the base's
-    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9 --learning_rate=7"), "beta2") == "0.9"  # the last one wins
+    # the last one wins
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9 --learning_rate=7"), "beta2") == "0.9"
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--min_lr=7"), "min_lr") == "7"  # set by hand
 
@@ -103,7 +121,11 @@ def test_a_large_study_takes_all_gpus_for_a_run(tmp_path):
     made = make_experiment(tmp_path, "config/studies/large.py")
     made.runner.processes = 4
     launch = made.runner.launch(made.run_of("one rate", None, 1))
-    assert launch[1] == "torch.distributed.run" and "--nproc_per_node=4" in launch and made.runner.jobs == 1
+    assert (
+        launch[1] == "torch.distributed.run"
+        and "--nproc_per_node=4" in launch
+        and made.runner.jobs == 1
+    )
 
 
 def test_what_none_means_is_no_other_setting():
@@ -111,7 +133,10 @@ def test_what_none_means_is_no_other_setting():
     text, images = dict(patch_size=0), dict(patch_size=16)
     for old, new in (
         (dict(text, norm="rmsnorm", dyt_bias=False, embed_scale=False), dict(dyt_bias=None)),
-        (dict(text, norm="dyt", dyt_bias=False, embed_scale=True), dict(dyt_bias=None, embed_scale=None)),
+        (
+            dict(text, norm="dyt", dyt_bias=False, embed_scale=True),
+            dict(dyt_bias=None, embed_scale=None),
+        ),
     ):
         assert resolve_none(old) == old == resolve_none(old | new)
     old = dict(images, norm="dyt", dyt_bias=False, embed_scale=False)
@@ -119,16 +144,23 @@ def test_what_none_means_is_no_other_setting():
 
 
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
-    """config.json of a run has its images' size, channels and classes, which the command may leave to the dataset."""
+    """config.json of a run has its images' size, channels and classes, which the command may leave
+    to the dataset."""
     run = make_experiment(tmp_path, "config/studies/digits.py").run_of("DyT", 1e-3, 1)
     model, train = resolve_configs(run.args)
-    fill_from_dataset(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
+    fill_from_dataset(
+        model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits"
+    )
     left(run.path, {"val_loss": 3.0}, {"failure": "10 steps in a row"})
-    (run.path / "config.json").write_text(json.dumps(dict(model=asdict(model), train=asdict(train))))
+    (run.path / "config.json").write_text(
+        json.dumps(dict(model=asdict(model), train=asdict(train)))
+    )
     for flags in ((), ("--image_size=8", "--n_class=10")):
         assert is_finished(run._replace(args=(*run.args, *flags)))
     for word in ("image_size=16", "n_layer=3"):
-        with pytest.raises(ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "):
+        with pytest.raises(
+            ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "
+        ):
             is_finished(run._replace(args=(*run.args, f"--{word}")))
 
 
@@ -148,11 +180,17 @@ def test_outcomes(tmp_path):
         ("failed at an evaluation", {"val_loss": 2.0, "failure": "10 steps in a row"}, diverged),
         ("not finite", {"val_loss": None}, diverged),
     ):
-        assert read_outcome(left(tmp_path / name, first, {"train_loss": 1.0}, last)) == outcome, name
+        assert read_outcome(left(tmp_path / name, first, {"train_loss": 1.0}, last)) == outcome, (
+            name
+        )
 
 
 def test_top1_is_the_last_one_in_percent(tmp_path):
-    rows = {"val_loss": 2.3, "val_top1": 0.125}, {"val_loss": 0.2, "val_top1": 0.9375}, {"train_loss": 0.6}
+    rows = (
+        {"val_loss": 2.3, "val_top1": 0.125},
+        {"val_loss": 0.2, "val_top1": 0.9375},
+        {"train_loss": 0.6},
+    )
     assert quantities.MEASURES["top-1"](left(tmp_path / "images", *rows)) == 93.75
 
 
@@ -167,7 +205,9 @@ def test_the_record_keeps_what_is_measured(tmp_path):
     again = make_experiment(tmp_path).record
     again.add(other, "loss", None, **ABOUT | {"outcome": "diverged"})
     again = Record(made.record.path)
-    assert again.measures(run) == {"loss": 3.0, "rise": 0.5} and again.measures(other) == {"loss": None}
+    assert again.measures(run) == {"loss": 3.0, "rise": 0.5} and again.measures(other) == {
+        "loss": None
+    }
     assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
     assert again.runs[run.path.name]["args"] == list(run.args)
     made.record.path.write_text("{")
@@ -191,7 +231,9 @@ def test_values_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(made, "seeds_of", lambda name: seeds.get(name, [1, 2]))
 
     def measured(measure, runs):
-        return [high[name[:2]] if "×" in name else losses[name[:2]][seed - 1] for name, seed in runs]
+        return [
+            high[name[:2]] if "×" in name else losses[name[:2]][seed - 1] for name, seed in runs
+        ]
 
     def values(text, **how):
         return made.values(Number("", text, **how))
@@ -201,7 +243,8 @@ def test_values_by_seed(tmp_path, monkeypatch):
     assert found[:2] == [-0.5, math.inf] and math.isnan(found[2])  # DNT diverged; both did
     assert values("S1 AdamW - S5 AdamW")[:2] == [0.5, -math.inf]
     assert len(values("S1 Muon - S1 AdamW")) == 2  # those that both have
-    found = values("S5 AdamW", measure="rise")  # what is no loss says nothing of a run that diverged
+    # what is no loss says nothing of a run that diverged
+    found = values("S5 AdamW", measure="rise")
     assert found[0] == 2.5 and all(map(math.isnan, found[1:]))
     high_rate = "S5 AdamW, 8 × S1's rate - S5 AdamW - S1 AdamW, 8 × S1's rate + S1 AdamW"
     assert all(map(math.isnan, values(high_rate)[1:]))  # S5 diverged at its own best rate
@@ -214,7 +257,9 @@ def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
     made = make_experiment(tmp_path)
     planned, own = Number("", "S5 AdamW"), Number("", "S1 AdamW", measure="rise")
     claim = Claim("one", "", planned, smallest=1.0, sides=(own, Number("", "S1 AdamW")))
-    monkeypatch.setattr(made, "seeds_of", lambda name, claims=None: [1, 2] if claims == [claim] else [1, 2, 3, 4])
+    monkeypatch.setattr(
+        made, "seeds_of", lambda name, claims=None: [1, 2] if claims == [claim] else [1, 2, 3, 4]
+    )
     monkeypatch.setattr(made, "values", lambda number, seeds=None: seeds)
     assert list(made.find_values(claim, 3).values()) == [(1, 2, 3), [1, 2], None]
     assert made.find_values(claim, 0)[planned] == TUNING_SEEDS  # the plan gives it up
@@ -227,16 +272,23 @@ def test_how_far_the_loss_rises(tmp_path):
 
 
 def test_growth_is_counted_from_the_start(monkeypatch):
-    variances = {False: [0.0, 0.1, 1.1], True: [0.0, 0.2, 0.5]}  # log10, before the first block and after each
+    # log10, before the first block and after each
+    variances = {False: [0.0, 0.1, 1.1], True: [0.0, 0.2, 0.5]}
     monkeypatch.setattr(quantities, "log_variances", lambda path, start=False: variances[start])
-    assert quantities.MEASURES["log10 variance growth since the start"](Path()) == pytest.approx(1.0 - 0.3)
-    assert quantities.MEASURES["log10 last variance since the start"](Path()) == pytest.approx(1.1 - 0.5)
+    assert quantities.MEASURES["log10 variance growth since the start"](Path()) == pytest.approx(
+        1.0 - 0.3
+    )
+    assert quantities.MEASURES["log10 last variance since the start"](Path()) == pytest.approx(
+        1.1 - 0.5
+    )
 
 
 def test_halves_of_the_blocks(monkeypatch):
-    """Of six blocks 4 to 6, and 2 and 3: beside the first all else is small. Of four turns the last two."""
+    """Of six blocks 4 to 6, and 2 and 3: beside the first all else is small. Of four turns the last
+    two."""
     found = {"removal": {"drop": [9.0, 2.0, 4.0, 1.0, 1.0, 4.0]}}
-    found["angular"] = {"distance": [[0.0] * (i + 1) + [float(i)] for i in range(4)] + [[]]}  # row i: to each stage
+    # row i: to each stage
+    found["angular"] = {"distance": [[0.0] * (i + 1) + [float(i)] for i in range(4)] + [[]]}
     monkeypatch.setattr(quantities, "measured", lambda path, figure: found[figure])
     assert quantities.MEASURES["removal deep"](Path()) == 2.0
     assert quantities.MEASURES["removal ratio after the first"](Path()) == pytest.approx(2 / 3)

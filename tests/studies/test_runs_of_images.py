@@ -1,4 +1,5 @@
-"""analyze.py and sweep.py on runs of images: the figures, their definitions, tables in images and top-1."""
+"""analyze.py and sweep.py on runs of images: the figures, their definitions, tables in images and
+top-1."""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ from support.claims import in_process
 from support.images import encode, noise, write_dataset
 from vision import ViT
 
-VIT = dict(patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1, eval_tokens=0)
+VIT = dict(
+    patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1, eval_tokens=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +38,53 @@ def folder(tmp_path_factory):
     train, val = ([encode(pixels) for pixels in noise(n, 8, 8, seed=n)] for n in (40, 12))
     write_dataset(folder / "data", train, val)
     with tiny.quick_runs():
-        assert tiny.run(**VIT, dataset=folder / "data", out_dir=folder / "vit", keep_every=10, track_interval=10) == 0
+        assert (
+            tiny.run(
+                **VIT,
+                dataset=folder / "data",
+                out_dir=folder / "vit",
+                keep_every=10,
+                track_interval=10,
+            )
+            == 0
+        )
     return folder
 
 
 SMALL = ("--tokens=60", "--draws=1", "--snapshots=2", "--device=cpu")
 
 
-@pytest.mark.parametrize("names", ["removal,scatter,logits,alpha", pytest.param("all", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "names", ["removal,scatter,logits,alpha", pytest.param("all", marks=pytest.mark.deep)]
+)
 def test_figures_are_of_images(folder, names, capsys):
     """All but two of them read images."""
     assert tiny.call(analyze.main, folder / "vit", *SMALL, f"--figures={names}") == 0
     assert "vit: alpha is left out: no DyT\n" in capsys.readouterr().out
     results = folder / "vit" / "analysis"
     drawn = {path.stem for path in results.glob("*.png")}
-    assert drawn >= (set(FIGURES) if names == "all" else set(names.split(","))) - {"alpha", "experts"}
+    assert drawn >= (set(FIGURES) if names == "all" else set(names.split(","))) - {
+        "alpha",
+        "experts",
+    }
     for name in drawn - {"norms", "gains", "preconditioner", "tracking", "jacobian"}:
         measured = json.loads((results / f"{name}.json").read_text())["runs"]["vit"]
         assert all("tokens" not in one and 1 <= one["images"] <= 12 for one in measured), name
 
 
 def test_two_runs_of_images_compared(folder, tmp_path):
-    """Another patch size means another number of tokens, of the same images: the losses are comparable."""
+    """Another patch size means another number of tokens, of the same images: the losses are
+    comparable."""
     how = VIT | dict(patch_size=2, block_size=17)
     with tiny.quick_runs():
         assert tiny.run(**how, dataset=folder / "data", out_dir=tmp_path / "fine") == 0
     runs = load_records([tmp_path / "fine", folder / "vit"])
     head, *rows = table_cells(final_loss_table(runs))
-    assert not find_warnings(runs) and head[2] == "images" and [cells[2] for cells in rows] == ["160", "160"]
+    assert (
+        not find_warnings(runs)
+        and head[2] == "images"
+        and [cells[2] for cells in rows] == ["160", "160"]
+    )
     last = tiny.metrics(folder / "vit")[-1]
     assert head[-1] == "top-1" and rows[1][-1] == f"{last['val_top1']:.2%}"
     page = write_report(runs, compare_runs(runs, tmp_path), tmp_path, ["loss"]).read_text()
@@ -77,7 +99,9 @@ def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys)
     images = [encode(pixels) for pixels in noise(12, 8, 8, seed=3)]
     write_dataset(tmp_path / "five", images, images, classes=5)
     write_dataset(tmp_path / "same", images, images)
-    with pytest.raises(ValueError, match="classes 5.* do not fit the model .*classes 4.*choose another dataset"):
+    with pytest.raises(
+        ValueError, match="classes 5.* do not fit the model .*classes 4.*choose another dataset"
+    ):
         open_run(tmp_path / "five")
     with pytest.raises(ValueError, match="is of text, .*vit of images: choose another --dataset"):
         open_run(dataset)
@@ -87,7 +111,9 @@ def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys)
 
 # ------------------------------------------------------------------------------------- definitions, on a model by hand
 
-NET = dict(n_layer=2, n_head=2, n_embd=16, patch_size=4, image_size=8, channels=1, n_class=3, block_size=5)
+NET = dict(
+    n_layer=2, n_head=2, n_embd=16, patch_size=4, image_size=8, channels=1, n_class=3, block_size=5
+)
 
 
 def network(**changes) -> ViT:
@@ -96,7 +122,9 @@ def network(**changes) -> ViT:
 
 
 def images(n=3, seed=0):
-    return torch.randn(n, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        n, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @pytest.mark.parametrize("branch", ["attn", "mlp"])
@@ -110,7 +138,9 @@ def test_the_jacobian_of_a_token_that_sees_all(branch):
         if branch == "mlp":
             with torch.no_grad():
                 one = block.attn(one[None])[0]
-        jacobian = torch.autograd.functional.jacobian(lambda x: getattr(block, branch)(x[None])[0], one)
+        jacobian = torch.autograd.functional.jacobian(
+            lambda x: getattr(block, branch)(x[None])[0], one
+        )
         wanted = wanted + jacobian[t, :, t] / len(positions)
     assert torch.allclose(found, wanted)
 
@@ -121,7 +151,9 @@ def test_the_largest_logit_is_of_all_pairs():
     attention = model.blocks[0].attn.f
     for seed in range(6):
         kept = []
-        hook = attention.register_forward_pre_hook(lambda module, args, kept=kept: kept.append(args[0]))
+        hook = attention.register_forward_pre_hook(
+            lambda module, args, kept=kept: kept.append(args[0])
+        )
         found = streams.largest_logits(model, [(images(seed=seed), None)])["layers"]
         hook.remove()
         q, k = (m(kept[0]).view(3, 5, 2, 8).transpose(1, 2) for m in (attention.q, attention.k))
@@ -136,7 +168,9 @@ def test_removal_has_top1():
     targets = model(x)[0].argmax(-1)
     targets[:2] = (targets[:2] + 1) % 3
     found = streams.removal_drop(model, [(x[:5], targets[:5]), (x[5:], targets[5:])])
-    assert found["top1"] == pytest.approx(6 / 8) and found["loss"] == pytest.approx(model(x, targets)[1].item())
+    assert found["top1"] == pytest.approx(6 / 8) and found["loss"] == pytest.approx(
+        model(x, targets)[1].item()
+    )
     for block, (drop, fall) in enumerate(zip(found["drop"], found["top1_drop"], strict=True)):
         rest = network()
         rest.blocks = torch.nn.ModuleList([rest.blocks[1 - block]])
@@ -153,16 +187,29 @@ def test_sharpness_counts_images():
     assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
     for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
         assert torch.allclose(h[name], 4 * g.square()), name
-    run = SimpleNamespace(config=SimpleNamespace(draws=1), generator=torch.Generator, device="cpu", train_config={})
+    run = SimpleNamespace(
+        config=SimpleNamespace(draws=1), generator=torch.Generator, device="cpu", train_config={}
+    )
     assert gradients.measure_sharpness(model, [(x, None)], run)["types"]["head"]["n"] == 3 * 16
 
 
 def test_a_sweep_of_images(folder, tmp_path):
-    words = [f"--{name}={value}" for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()]
+    words = [
+        f"--{name}={value}"
+        for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()
+    ]
     words = [word for word in words if not word.startswith(("--learning_rate", "--block_size"))]
-    words += [f"--dataset={folder / 'data'}", "--learning_rate=1e-3,1e-2", "--seeds=1", "--jobs=1", f"--out={tmp_path}"]
+    words += [
+        f"--dataset={folder / 'data'}",
+        "--learning_rate=1e-3,1e-2",
+        "--seeds=1",
+        "--jobs=1",
+        f"--out={tmp_path}",
+    ]
     with in_process():
         assert tiny.call(sweep.main, *words) == 0
     found = json.loads((tmp_path / "sweep.json").read_text())
-    assert [row["x"] for row in found["curves"]["the config"]] == [1e-3, 1e-2] and not found["missing"]
+    assert [row["x"] for row in found["curves"]["the config"]] == [1e-3, 1e-2] and not found[
+        "missing"
+    ]
     assert (tmp_path / "sweep.png").exists()

@@ -20,7 +20,10 @@ from support.runs import call, column
 
 
 def test_every_combination_once_in_order(base):
-    flags = ["--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py", "--learning_rate=1e-3,0.02"]
+    flags = [
+        "--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py",
+        "--learning_rate=1e-3,0.02",
+    ]
     points = points_of(base, *flags, "--beta2=0.9", "--weight_decay=0,1e-4", "--seeds=2")
     assert len(points) == 2 * 2 * 2 * 2 == len({point.run.path for point in points})
     assert [point.seed for point in points[:4]] == [1, 2, 1, 2]
@@ -42,11 +45,16 @@ def test_seeds_are_a_number_or_a_list():
 
 def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
     (one, two) = points_of(base, "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
-    assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
+    assert (
+        {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
+    )
     (only,) = points_of(base, "--learning_rate=1e-3")
-    assert only.run == points_of(base, "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
+    # one more rate is the same schedule
+    assert only.run == points_of(base, "--learning_rate=1e-3,1e-2")[0].run
     (other,) = points_of(base, "--bias")  # a bool needs no value
-    assert "--bias=True" in other.run.args and not [arg for arg in other.run.args if "min_lr" in arg]
+    assert "--bias=True" in other.run.args and not [
+        arg for arg in other.run.args if "min_lr" in arg
+    ]
 
 
 def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
@@ -55,16 +63,22 @@ def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     mine.write_text(base.read_text())
     other.write_text("n_layer = 2\n")
     monkeypatch.chdir(tmp_path)
-    without, point = points_of("config/mine.py", "--files=,config/dnt/s5.py")  # an empty choice is none
+    # an empty choice is none
+    without, point = points_of("config/mine.py", "--files=,config/dnt/s5.py")
     assert without.run.args[0] == str(mine) and without.files == ""
-    assert point.run.args[:2] == (str(mine), "config/dnt/s5.py")  # of the repository, where it is not here
+    # of the repository, where it is not here
+    assert point.run.args[:2] == (str(mine), "config/dnt/s5.py")
     assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(other)
 
 
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
-    a, b, c = (make_run(tmp_path, ["x.py"], {"learning_rate": lr, "seed": 1}) for lr in ("1e-3", 0.001, "1.1e-3"))
+    a, b, c = (
+        make_run(tmp_path, ["x.py"], {"learning_rate": lr, "seed": 1})
+        for lr in ("1e-3", 0.001, "1.1e-3")
+    )
     assert a == b and a.path != c.path
-    assert make_run(tmp_path, ["x.py"], {"seed": 1, "learning_rate": "1e-3"}) == a  # nor does the order count
+    # nor does the order count
+    assert make_run(tmp_path, ["x.py"], {"seed": 1, "learning_rate": "1e-3"}) == a
 
 
 @pytest.mark.parametrize(
@@ -80,7 +94,10 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
         (["--learning_rate=1e-3", "--learning_rate=2e-3"], "--learning_rate is given twice"),
         (["--learning_rate=1e-3,,2e-3"], "--learning_rate cannot be '': it takes float"),
         (["--files=config/dnt/s9.py"], "there is no config file 'config/dnt/s9.py'"),
-        (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (did you mean --learning_rate?)"),
+        (
+            ["--leraning_rate=1e-3,2e-3"],
+            "unknown flag --leraning_rate (did you mean --learning_rate?)",
+        ),
         (["--micro_batch_size=3,4"], "micro_batch_size=3 does not divide"),
         (["--seeds=1337"], "seeds=1337 must be a number n to 100"),
         (["--print=True", "--collect=True"], "print, collect and coordinates do not go together"),
@@ -100,33 +117,70 @@ def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
     assert call(sweep.main, base, *flags, "--print=True") == 0
     lines = capsys.readouterr().out.splitlines()
     points = points_of(base, *flags, folder=tmp_path)
-    wanted = [["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"] for p in points]
+    wanted = [
+        ["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"]
+        for p in points
+    ]
     assert list(map(shlex.split, lines)) == wanted
     assert not list(tmp_path.iterdir())
 
 
 def row(x, seed, loss):
-    return dict(x=x, seed=seed, loss=loss, outcome="diverged" if loss is None else "finished", run="r")
+    return dict(
+        x=x, seed=seed, loss=loss, outcome="diverged" if loss is None else "finished", run="r"
+    )
 
 
 def test_the_best_is_the_lowest_mean_where_no_seed_diverged_or_is_missing():
-    rows = [row(1.0, 1, 3.0), row(1.0, 2, 2.0), row(2.0, 1, 2.2), row(2.0, 2, 2.4), row(4.0, 1, 1.0), row(4.0, 2, None)]
+    rows = [
+        row(1.0, 1, 3.0),
+        row(1.0, 2, 2.0),
+        row(2.0, 1, 2.2),
+        row(2.0, 2, 2.4),
+        row(4.0, 1, 1.0),
+        row(4.0, 2, None),
+    ]
     curves = {"a": [*rows, row(8.0, 1, 0.5)], "b": [], "c": [row(4.0, 1, None)]}
     lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": curves})
-    assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4", "8"]
-    assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 7", "2.5000", "2.3000", "diverged", "0.5000"]
+    assert lines[0] == [
+        "",
+        "best learning_rate",
+        "loss",
+        "lowest to highest",
+        "diverged",
+        "1",
+        "2",
+        "4",
+        "8",
+    ]
+    assert lines[1] == [
+        "a",
+        "2",
+        "2.3000",
+        "2.2000 to 2.4000",
+        "1 of 7",
+        "2.5000",
+        "2.3000",
+        "diverged",
+        "0.5000",
+    ]
     assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–", "–"]
     assert lines[3][:5] == ["c", "–", "–", "–", "1 of 1"]
 
 
 def test_the_axis_is_the_learning_rate_or_the_first_number(base):
-    assert find_axis(points_of(base, "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2")) == "learning_rate"
+    assert (
+        find_axis(points_of(base, "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2"))
+        == "learning_rate"
+    )
     assert find_axis(points_of(base, "--norm=rmsnorm,none", "--beta2=0.9,0.99")) == "beta2"
     assert find_axis(points_of(base, "--norm=rmsnorm,layernorm")) == "learning_rate"
 
 
 def test_curves_are_named_after_files_and_flags(base):
-    both = collect(points_of(base, "--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt"), [])["curves"]
+    both = collect(
+        points_of(base, "--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt"), []
+    )["curves"]
     assert list(both) == ["dnt/s2 norm=rmsnorm", "dnt/s2 norm=dyt", "norm=rmsnorm", "norm=dyt"]
 
 
@@ -135,7 +189,13 @@ def swept(base, tmp_path_factory):
     """A sweep in this process: two rates, one of which ruins a model without norms."""
     folder = tmp_path_factory.mktemp("swept")
     with in_process():
-        flags = ["--norm=none", "--pre_norm=none", "--weight_decay=0", "--learning_rate=1e-3,1e15", "--seeds=2"]
+        flags = [
+            "--norm=none",
+            "--pre_norm=none",
+            "--weight_decay=0",
+            "--learning_rate=1e-3,1e15",
+            "--seeds=2",
+        ]
         assert call(sweep.main, base, *flags, f"--out={folder}") == 0
     return folder, flags
 
@@ -147,17 +207,23 @@ def test_table_json_and_figure_and_started_again_it_trains_nothing(swept, base, 
     assert [r["outcome"] for r in curve] == ["finished"] * 2 + ["diverged"] * 2
     losses = [column(folder / r["run"], "val_loss")[20] for r in curve[:2]]
     assert [r["loss"] for r in curve] == [*losses, None, None]
-    assert {"torch", "git_commit", "date"} <= set(curve[0]) and {"hardware", "command"} <= set(found)
+    assert {"torch", "git_commit", "date"} <= set(curve[0]) and {"hardware", "command"} <= set(
+        found
+    )
     assert found["missing"] == []
     table = (folder / "sweep.md").read_text()
-    assert f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
+    assert (
+        f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
+    )
     assert "| diverged |" in table.splitlines()[-1]
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     monkeypatch.setattr(Runner, "train", lambda self, run: pytest.fail(f"trains {run.path}"))
     assert call(sweep.main, base, *flags, f"--out={folder}") == 0
 
 
-def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, base, tmp_path, monkeypatch, capsys):
+def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(
+    swept, base, tmp_path, monkeypatch, capsys
+):
     folder, flags = swept
     copy = shutil.copytree(folder, tmp_path / "copy")
     runs = [copy / point.run.path.name for point in points_of(base, *flags, folder=copy)]
@@ -173,9 +239,15 @@ def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, 
     assert call(sweep.main, base, *flags, f"--out={copy}") == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and f"error: {runs[2].name}: made up: {runs[2].name}" in lines
-    assert any(line.endswith("was trained with other settings (max_iters 5 → 20): remove it") for line in lines)
+    assert any(
+        line.endswith("was trained with other settings (max_iters 5 → 20): remove it")
+        for line in lines
+    )
     found = json.loads((copy / "sweep.json").read_text())
-    assert [r["run"] for rows in found["curves"].values() for r in rows] == [runs[1].name, runs[3].name]
+    assert [r["run"] for rows in found["curves"].values() for r in rows] == [
+        runs[1].name,
+        runs[3].name,
+    ]
     assert found["missing"] == [runs[0].name, runs[2].name]
 
 
@@ -183,7 +255,9 @@ def test_runs_made_by_their_printed_commands_are_collected(swept, base, tmp_path
     """Here one is missing, and one was killed before it saved."""
     folder, flags = swept
     copy = shutil.copytree(folder, tmp_path / "copy")
-    done, killed, missing, diverged = (point.run.path for point in points_of(base, *flags, folder=copy))
+    done, killed, missing, diverged = (
+        point.run.path for point in points_of(base, *flags, folder=copy)
+    )
     os.utime(killed / "last.pt", (1, 1))
     shutil.rmtree(missing)
     assert call(sweep.main, base, *flags, f"--out={copy}", "--collect=True") == 0

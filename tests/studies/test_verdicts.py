@@ -1,5 +1,5 @@
-"""How numbers become verdicts, worked out by hand: tuned rates, seeds, intervals, p values, Holm's correction, each
-class with its borders; and what the page says for made-up losses."""
+"""How numbers become verdicts, worked out by hand: tuned rates, seeds, intervals, p values, Holm's
+correction, each class with its borders; and what the page says for made-up losses."""
 
 import math
 import random
@@ -8,7 +8,17 @@ import pytest
 from scipy import stats
 
 from studies.claims.experiment import CLIFF, SEEDS, TUNING_SEEDS, MissingRun, choose_rate
-from studies.claims.judge import LEVEL, classify, count_seeds, holm, interval, p_value, plan_seeds, pool_variance, power
+from studies.claims.judge import (
+    LEVEL,
+    classify,
+    count_seeds,
+    holm,
+    interval,
+    p_value,
+    plan_seeds,
+    pool_variance,
+    power,
+)
 from studies.claims.page import format_values, render_page
 from studies.claims.study import split_value, squared_weights
 from support.claims import claim, flag, make_experiment
@@ -29,10 +39,24 @@ def test_intervals_and_p_values_by_hand():
     assert p_of(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
     assert p_of([-v for v in values], "above", 0.5) == pytest.approx(p_of(values))
     near = stats.ttest_1samp(values, 3.5, alternative="less").pvalue
-    assert p_of(values, "equal", 0.0, 3.5) == pytest.approx(near) == p_of(values, "not above", None, 3.5)
+    assert (
+        p_of(values, "equal", 0.0, 3.5)
+        == pytest.approx(near)
+        == p_of(values, "not above", None, 3.5)
+    )
     assert p_of(values, "equal", 0.0, 2.0) > 0.5  # the mean is outside
-    assert p_of([-9.0, -8.0, -9.0, -8.0], "not above", None) < 0.05 < p_of([-9.0, -8.0, -9.0, -8.0], "equal", 0.0)
-    assert p_of([1.0] * 3) is p_of([1.0, 1.0, 1.0, nan]) is p_of([1.0, 1.0, 1.0, inf]) is p_of([-inf, inf] * 2) is None
+    assert (
+        p_of([-9.0, -8.0, -9.0, -8.0], "not above", None)
+        < 0.05
+        < p_of([-9.0, -8.0, -9.0, -8.0], "equal", 0.0)
+    )
+    assert (
+        p_of([1.0] * 3)
+        is p_of([1.0, 1.0, 1.0, nan])
+        is p_of([1.0, 1.0, 1.0, inf])
+        is p_of([-inf, inf] * 2)
+        is None
+    )
 
 
 def test_all_of_one_side_diverged():
@@ -45,16 +69,20 @@ def test_holm_s_correction_of_a_known_case():
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}, 4)
     assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
     assert holm({"a": 0.9, "b": 0.6}, 2) == {"b": 1.0, "a": 1.0}
-    assert holm({"a": 0.01, "b": 0.02}, 12) == pytest.approx({"a": 0.12, "b": 0.22})  # ten are still to come
+    # ten are still to come
+    assert holm({"a": 0.01, "b": 0.02}, 12) == pytest.approx({"a": 0.12, "b": 0.22})
 
 
 # -- how many seeds
 
 
 def test_seeds_of_a_known_power_calculation():
-    """Paired t test, two-sided 5%, 80%: the tables of Cohen, and of G*Power, have 34, 15, 10, 6 for these effects."""
+    """Paired t test, two-sided 5%, 80%: the tables of Cohen, and of G*Power, have 34, 15, 10, 6 for
+    these effects."""
     assert [count_seeds(effect, 1.0) for effect in (0.5, 0.8, 1.0, 1.5)] == [34, 15, 10, 6]
-    assert count_seeds(0.05, 0.1) == 34 and count_seeds(5.0, 1.0) == 4 and count_seeds(1.0, 0.0) == 4
+    assert (
+        count_seeds(0.05, 0.1) == 34 and count_seeds(5.0, 1.0) == 4 and count_seeds(1.0, 0.0) == 4
+    )
     assert power(34, 0.5) >= 0.8 > power(33, 0.5) and power(10, 0.0) == pytest.approx(LEVEL)
     assert count_seeds(1e-3, 1.0) is None
 
@@ -70,29 +98,36 @@ def test_a_plan_sees_the_published_effect_or_half_of_what_tuning_shows():
     made = claim("c", "fast - slow", published=-0.5, smallest=None)
     assert plan_seeds(made, [0.0, 0.0], 0.5, 1)[0] == 10  # an effect of one standard deviation
     assert plan_seeds(made, [-1.4, -1.6], 0.5, 1)[0] == 6  # half of -1.5
-    assert plan_seeds(made, [0.0, 0.0], 0.4, 10)[0] == count_seeds(0.5, 0.4, 0.005) == 13  # ten tests: level 0.5%
+    # ten tests: level 0.5%
+    assert plan_seeds(made, [0.0, 0.0], 0.4, 10)[0] == count_seeds(0.5, 0.4, 0.005) == 13
     why = "to see an effect of 0.5 where the number's standard deviation is 1 takes 34 seeds, more than 16"
     assert plan_seeds(made, [0.0, 0.0], 1.0, 1) == (0, why)
     ours = claim("c", "fast - slow", published=None, smallest=0.5)
     assert plan_seeds(ours, [0.1, -0.1], 0.5, 1)[0] == 10
     same = claim("c", "fast - slow", "equal", 0.0, smallest=0.5)
     assert plan_seeds(same, [0.0, 0.0], 0.5, 1)[0] == count_seeds(0.5, 0.5, equal=True) > 10
-    assert plan_seeds(same, [2.9, 3.1], 0.5, 1)[0] == count_seeds(1.0, 0.5)  # it is to be seen outside
-    assert plan_seeds(made, [-inf, -inf], 0.0, 1)[0] == 4 and plan_seeds(made, [-inf, nan], 0.0, 12)[0] == 6
+    # it is to be seen outside
+    assert plan_seeds(same, [2.9, 3.1], 0.5, 1)[0] == count_seeds(1.0, 0.5)
+    assert (
+        plan_seeds(made, [-inf, -inf], 0.0, 1)[0] == 4
+        and plan_seeds(made, [-inf, nan], 0.0, 12)[0] == 6
+    )
 
 
 # -- pooled variance
 
 
 def test_a_pooled_variance_by_hand():
-    """Three arms, four seeds, each a sum of its arm's, its seed's and a rest that sums to 0 both ways: what is left."""
+    """Three arms, four seeds, each a sum of its arm's, its seed's and a rest that sums to 0 both
+    ways: what is left."""
     rest = [[0, -2, 2, 0], [-1, 1, -1, 1], [1, 1, -1, -1]]
     losses = [[10 * i + 0.1 * j + r for j, r in enumerate(row)] for i, row in enumerate(rest)]
     variance, freedom = pool_variance(losses)
     assert freedom == 6 and variance == pytest.approx(16 / 6)
     assert pool_variance(losses[:2]) is pool_variance([row[:3] for row in losses]) is None
     assert pool_variance([*losses[:2], [1.0, 2.0, 3.0, inf]]) is None
-    assert pool_variance([*losses[:2], [-100.0, 100.0, -100.0, 100.0]]) is None  # of another variance
+    # of another variance
+    assert pool_variance([*losses[:2], [-100.0, 100.0, -100.0, 100.0]]) is None
 
 
 # -- tuned rates
@@ -122,8 +157,8 @@ def test_a_tuned_rate_is_never_on_a_cliff(name):
     assert best == expected
 
 
-# -- verdicts. A claim of -0.5 whose smallest effect is 0.25. Four values m ± d in turns have the mean m and an interval
-# of ± 3.18245 · d · √(4/3) / 2 = 1.837 d.
+# -- verdicts. A claim of -0.5 whose smallest effect is 0.25. Four values m ± d in turns have the
+# mean m and an interval of ± 3.18245 · d · √(4/3) / 2 = 1.837 d.
 def around(mean: float, half: float) -> list:
     """Four values whose interval is mean ± half."""
     d = half / (3.18245 * (4 / 3) ** 0.5 / 2)
@@ -145,7 +180,9 @@ CASES = {  # (mean, half of the interval)
 }
 
 
-@pytest.mark.parametrize("word, mean, half", [(word, *case) for word, cases in CASES.items() for case in cases])
+@pytest.mark.parametrize(
+    "word, mean, half", [(word, *case) for word, cases in CASES.items() for case in cases]
+)
 def test_a_claim_of_a_lower_loss(word, mean, half):
     assert verdict(around(mean, half)) == word
     assert verdict([-v for v in around(mean, half)], "above", 0.5) == word  # the mirror image
@@ -185,18 +222,26 @@ def test_claims_of_equality_and_of_not_above(mean, half, equal, not_above):
     ],
 )
 def test_diverged_is_a_word(values, expect, word):
-    assert verdict(values, expect, 0.0 if expect == "equal" else 0.5 if expect == "above" else -0.5) == word
+    assert (
+        verdict(values, expect, 0.0 if expect == "equal" else 0.5 if expect == "above" else -0.5)
+        == word
+    )
 
 
 def test_why_a_claim_is_undecided():
     made = claim("c", "fast - slow")
     assert classify([nan, -0.1, 0.0, 0.0], made, None) == ("undecided", "1 of 4 seeds diverged")
     assert classify([-0.1, -0.1], made, None) == ("undecided", "2 seeds have no interval")
-    assert classify(around(-0.3, 0.1), made, 0.095)[1].startswith("p = 0.095 after Holm's correction; ± 0.1 around")
+    assert classify(around(-0.3, 0.1), made, 0.095)[1].startswith(
+        "p = 0.095 after Holm's correction; ± 0.1 around"
+    )
 
 
 def test_two_seeds_are_a_range():
-    assert format_values([-0.28, -0.30]) == "−0.300 to −0.280" and format_values([0.1]) == "+0.100 to +0.100"
+    assert (
+        format_values([-0.28, -0.30]) == "−0.300 to −0.280"
+        and format_values([0.1]) == "+0.100 to +0.100"
+    )
     assert format_values([]) == "–" and format_values([inf, 1.0]) == "diverged with 1 of 2 seeds"
     assert format_values(around(-0.3, 0.1)) == "−0.300 (−0.400 to −0.200)"
 
@@ -204,12 +249,16 @@ def test_two_seeds_are_a_range():
 # -- the page, of made-up losses
 
 
-NOISE = {seed: (0.0, 0.01, -0.01, 0.02, -0.02, 0.015, -0.015, 0.005)[i % 8] for i, seed in enumerate(SEEDS)}
+NOISE = {
+    seed: (0.0, 0.01, -0.01, 0.02, -0.02, 0.015, -0.015, 0.005)[i % 8]
+    for i, seed in enumerate(SEEDS)
+}
 NOISE |= dict.fromkeys(TUNING_SEEDS, 0.0) | {TUNING_SEEDS[0]: 0.01}
 
 
 def invent_losses(tmp_path, monkeypatch, loss):
-    """The papers' experiment in which `loss(run)` has been measured: a number, None for diverged; or MissingRun."""
+    """The papers' experiment in which `loss(run)` has been measured: a number, None for diverged;
+    or MissingRun."""
     made = make_experiment(tmp_path, judge_only=True)
     monkeypatch.setattr(made, "measure", lambda measure, runs: list(map(loss, runs)))
     monkeypatch.setattr("studies.claims.page.describe_runs", lambda experiment: "")
@@ -242,12 +291,21 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
     assert row["class"] == "reproduced" and len(row["values"]) == 1
     assert {name for name, row in found.items() if not row["claim"].cannot} == {"gains-removal"}
     text = render_page(made, found, {})
-    for words in ("**reproduced**", "Not run yet: dnt-common", "\nNot run: each at its own rate.\n"):
+    for words in (
+        "**reproduced**",
+        "Not run yet: dnt-common",
+        "\nNot run: each at its own rate.\n",
+    ):
         assert words in text
-    tests = sum(not claim.cannot for claim in made.study.claims)  # verdicts are corrected for all that can be judged
-    assert row["p"] == pytest.approx(tests * p_value(row["values"][row["claim"].number], row["claim"]))
+    # verdicts are corrected for all that can be judged
+    tests = sum(not claim.cannot for claim in made.study.claims)
+    assert row["p"] == pytest.approx(
+        tests * p_value(row["values"][row["claim"].number], row["claim"])
+    )
 
 
 def test_what_a_number_is_a_sum_of():
     assert split_value("a - b + c") == [(1, "a"), (-1, "b"), (1, "c")]
-    assert [squared_weights(value) for value in ("a", "a - b", "a - b + c - d", "a - b + c - b")] == [1, 2, 4, 6]
+    assert [
+        squared_weights(value) for value in ("a", "a - b", "a - b + c - d", "a - b + c - b")
+    ] == [1, 2, 4, 6]

@@ -1,4 +1,5 @@
-"""What the tests of studies/analysis share: networks solved by the reference, types by name, made-up runs."""
+"""What the tests of studies/analysis share: networks solved by the reference, types by name,
+made-up runs."""
 
 import json
 from dataclasses import replace
@@ -7,12 +8,27 @@ from types import SimpleNamespace
 import torch
 
 from support import reference
-from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
+from support.models import (
+    LLAMA,
+    LLAMA_NET,
+    NET,
+    POST,
+    POST_NET,
+    PRE,
+    S5,
+    S5_NET,
+    SCHEMES,
+    build,
+    error,
+    floats,
+    tokens,
+)
 from support.moe import MIXTURES
 from support.runs import RECORD
 from support.tolerances import FORWARD
 
-# name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.
+# name: (flags, the same network for support.reference): together every norm placement, constant and
+# kind of gain.
 NETS = {
     "Pre-LN": (dict(), PRE),
     "DNT S5": (S5, S5_NET),
@@ -31,9 +47,9 @@ NETS = {
 
 
 def solve(name, n_layer=2, idx=None, scale=None):
-    """A network of NETS in fp32 (`model`) and, by its equations in float64, the two terms of every residual sum
-    (`terms`) and the stream before each block and after the last (`streams`). `scale` (64, 1) multiplies the rows of
-    the embedding."""
+    """A network of NETS in fp32 (`model`) and, by its equations in float64, the two terms of every
+    residual sum (`terms`) and the stream before each block and after the last (`streams`). `scale`
+    (64, 1) multiplies the rows of the embedding."""
     flags, words = NETS[name]
     model, net = build(flags, n_layer, torch.float32), replace(NET, blocks=n_layer, **words)
     if scale is not None:
@@ -55,18 +71,33 @@ def batches_of(inputs, rows=9) -> list:
 
 def close(ours, theirs, tolerance=FORWARD):
     """Numbers or lists of them, equal to a relative tolerance of the largest."""
-    ours, theirs = torch.as_tensor(ours, dtype=torch.float64), torch.as_tensor(theirs, dtype=torch.float64)
+    ours, theirs = (
+        torch.as_tensor(ours, dtype=torch.float64),
+        torch.as_tensor(theirs, dtype=torch.float64),
+    )
     return error(ours, theirs) < tolerance
 
 
 def type_by_name(name, matrices):
-    """The type of a parameter, read off its name: with `matrices` one of q … w2 or None, else the block type."""
+    """The type of a parameter, read off its name: with `matrices` one of q … w2 or None, else the
+    block type."""
     *path, last = name.split(".")
     part = path[-1]
     if matrices:
         types = dict(q="q", k="k", v="v", o="o", up="w1", gate="w1", down="w2")
         return types.get(part) if last == "weight" else None
-    types = dict(wte="emb", wpe="pos", head="head", q="qk", k="qk", v="vo", o="vo", up="ffn", gate="ffn", down="ffn")
+    types = dict(
+        wte="emb",
+        wpe="pos",
+        head="head",
+        q="qk",
+        k="qk",
+        v="vo",
+        o="vo",
+        up="ffn",
+        gate="ffn",
+        down="ffn",
+    )
     types["router"] = "router"
     return types.get(part, "norm")
 
@@ -81,15 +112,30 @@ def two_batches():
 # ----------------------------------------------------------------------------------------------------- made-up runs
 
 MODEL = {"n_embd": 768, "block_size": 10, "vocab_size": 50, "norm": "rmsnorm"}
-TRAIN = {"dataset": "words", "batch_size": 1, "eval_tokens": 100, "max_iters": 200, "out_dir": "somewhere"}
+TRAIN = {
+    "dataset": "words",
+    "batch_size": 1,
+    "eval_tokens": 100,
+    "max_iters": 200,
+    "out_dir": "somewhere",
+}
 
 
-def make_run(folder, losses=None, rows=None, model=None, command=("train.py",), record=None, **train):
-    """A run directory with these validation losses {step: loss}, at 10 tokens a step, or with these rows."""
+def make_run(
+    folder, losses=None, rows=None, model=None, command=("train.py",), record=None, **train
+):
+    """A run directory with these validation losses {step: loss}, at 10 tokens a step, or with these
+    rows."""
     folder.mkdir(parents=True)
     losses = {0: 4.0, 100: 3.0, 200: 2.0} if losses is None else losses
-    rows = rows or [{"step": step, "tokens": 10 * step, "val_loss": loss} for step, loss in losses.items()]
+    rows = rows or [
+        {"step": step, "tokens": 10 * step, "val_loss": loss} for step, loss in losses.items()
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = RECORD | {"model": MODEL | (model or {}), "train": TRAIN | train, "command": list(command)}
+    config = RECORD | {
+        "model": MODEL | (model or {}),
+        "train": TRAIN | train,
+        "command": list(command),
+    }
     (folder / "config.json").write_text(json.dumps(config | (record or {})))
     return folder

@@ -17,10 +17,15 @@ from studies.sweep.runner import ROOT, Runner
 from support import runs
 
 STEPS = 20  # of a made-up run
-TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)
-TINY |= dict(eval_interval=20, eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
+TINY = dict(
+    n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS
+)
+TINY |= dict(
+    eval_interval=20, eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False
+)
 TINY |= dict(learning_rate=2e-2)
-NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"  # a network that a large step makes infinite
+# a network that a large step makes infinite
+NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"
 MADE_UP = '''"""Made-up claims."""
 from studies.claims.study import Arm, Claim, Number, Study
 
@@ -66,7 +71,8 @@ def flag(run, name: str):
 def write_base(path: Path, dataset, **changes) -> Path:
     """The config file of the made-up base."""
     path.write_text(
-        "".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()), encoding="utf-8"
+        "".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()),
+        encoding="utf-8",
     )
     return path
 
@@ -86,7 +92,12 @@ def points_of(*argv, folder=ROOT / "out") -> list:
 
 
 def argv(claims: Path, folder: Path, *flags) -> list:
-    return [f"--claims={claims}", f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
+    return [
+        f"--claims={claims}",
+        f"--out={folder / 'out'}",
+        f"--results={folder / 'results'}",
+        *flags,
+    ]
 
 
 def call(claims: Path, folder: Path, *flags) -> int:
@@ -125,7 +136,8 @@ def train_here(self, run) -> None:
 
 @contextmanager
 def in_process():
-    """Inside, runs are trained in this process and thread: quicker, since torch is imported already."""
+    """Inside, runs are trained in this process and thread: quicker, since torch is imported
+    already."""
     record = directory.run_record
     with runs.quick_runs(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory, "run_record", record)  # the runner reads it

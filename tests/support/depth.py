@@ -1,4 +1,5 @@
-"""How deep the tests go: `make test` is quick, `make test-deep` runs what is left out and hypothesis at full depth."""
+"""How deep the tests go: `make test` is quick, `make test-deep` runs what is left out and
+hypothesis at full depth."""
 
 import os
 

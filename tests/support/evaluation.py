@@ -1,6 +1,8 @@
-"""evaluate.py for tests: tiny runs on bytes, the command in this process or on several, a folder of harness tasks.
+"""evaluate.py for tests: tiny runs on bytes, the command in this process or on several, a folder of
+harness tasks.
 
-The command is loaded under another name: `evaluate` is also a package, which tasks of the harness import."""
+The command is loaded under another name: `evaluate` is also a package, which tasks of the harness
+import."""
 
 import json
 import runpy
@@ -36,13 +38,15 @@ def values(folder, task) -> dict:
 
 
 def assert_refused(capsys, runs: Path, expected: str, **flags) -> None:
-    """The command ends with one line that begins with `expected`, and nothing changes below `runs`, which TMP stands
-    for."""
+    """The command ends with one line that begins with `expected`, and nothing changes below `runs`,
+    which TMP stands for."""
     before = contents(runs)
     capsys.readouterr()
     assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
+    assert (
+        error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1
+    ), error
     assert contents(runs) == before
 
 
@@ -54,7 +58,8 @@ def make_byte_dataset(folder: Path) -> Path:
 
 
 def make_runs(folder: Path) -> Path:
-    """A folder with a dataset of bytes, `data`, two runs trained on it, `a` and `b`, and a text, text.txt."""
+    """A folder with a dataset of bytes, `data`, two runs trained on it, `a` and `b`, and a text,
+    text.txt."""
     data = make_byte_dataset(folder / "data")
     with quick_runs():
         for name, seed in (("a", 1), ("b", 2)):
@@ -93,16 +98,31 @@ doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: {until}, max_gen_toks: 12, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
 """
-CONTEXTS = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
+CONTEXTS = [
+    "Question: why? Answer:",
+    TEXT[:20],
+    TEXT[:70],
+    "x",
+    TEXT,
+    "Trailing spaces  ",
+    "1 2 3 4 5 6",
+    "zz top",
+]
 
 
 def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
-    """A folder with tasks of every kind of request: local_choices, local_rolling, local_texts. Some contexts and texts
-    are longer than 32 tokens, the model's block_size. `choices`, `texts`: further documents."""
+    """A folder with tasks of every kind of request: local_choices, local_rolling, local_texts. Some
+    contexts and texts are longer than 32 tokens, the model's block_size. `choices`, `texts`:
+    further documents."""
     folder.mkdir(parents=True)
     answers = [[" yes", " no"], ["a", "b", "abc"], [" π", "\n"], ["y", " y", "yy"], ["!", "?"]]
-    made = [dict(context=c, choices=answers[i % 5], label=i % 2) for i, c in enumerate([*CONTEXTS, "", ""])]
-    rolling = [dict(text=text) for text in (TEXT, "short", TEXT[:32], TEXT[:33], TEXT * 2, "a b c d")]
+    made = [
+        dict(context=c, choices=answers[i % 5], label=i % 2)
+        for i, c in enumerate([*CONTEXTS, "", ""])
+    ]
+    rolling = [
+        dict(text=text) for text in (TEXT, "short", TEXT[:32], TEXT[:33], TEXT * 2, "a b c d")
+    ]
     asked = [dict(context=context, answer=" yes") for context in CONTEXTS]
     for name, yaml, documents in (
         ("local_choices", CHOICES, [*made, *choices]),
@@ -117,8 +137,8 @@ def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
 
 
 def keep_caches(patch, folder: Path) -> None:
-    """Data of tasks is cached in `folder`, the hub is not asked, and the harness does not describe the machine, which
-    takes seconds."""
+    """Data of tasks is cached in `folder`, the hub is not asked, and the harness does not describe
+    the machine, which takes seconds."""
     import datasets
     import huggingface_hub
 

@@ -1,8 +1,9 @@
 """Faults that strike tiny runs of train.py, each in processes of its own, and what must hold then.
 
-A `Trial` is one run that is struck again and again, and each time started again by the same command, until it ends.
-After every fault it checks the exit codes, the output, the checkpoints and the logged rows; at the end, that the run is
-bit by bit the one that nothing disturbed. test_faults.py makes a few trials, soak.py hundreds.
+A `Trial` is one run that is struck again and again, and each time started again by the same
+command, until it ends. After every fault it checks the exit codes, the output, the checkpoints and
+the logged rows; at the end, that the run is bit by bit the one that nothing disturbed.
+test_faults.py makes a few trials, soak.py hundreds.
 """
 
 import errno
@@ -47,13 +48,18 @@ SHARDED = dict(parallel="fsdp", checkpoint_format="sharded")
 COMMANDS = {
     "adamw, dropout": Command(dict(dropout=0.2, micro_batch_size=4)),
     "msgdw": Command(dict(optimizer="msgdw", learning_rate=0.5)),
-    "muon, blockwise": Command(dict(optimizer="muon", dropout=0.1, blockwise_lr=True, learning_rate=5e-3)),
+    "muon, blockwise": Command(
+        dict(optimizer="muon", dropout=0.1, blockwise_lr=True, learning_rate=5e-3)
+    ),
     "adam_mini, wsd": Command(dict(optimizer="adam_mini", schedule="wsd", mlp="swiglu")),
     "two processes": Command(dict(dropout=0.2, micro_batch_size=2), processes=2),
     "two processes, shards": Command(dict(SHARDED, dropout=0.1), processes=2),
-    "three processes, shards": Command(dict(SHARDED, batch_size=12, optimizer="msgdw", learning_rate=0.5), processes=3),
+    "three processes, shards": Command(
+        dict(SHARDED, batch_size=12, optimizer="msgdw", learning_rate=0.5), processes=3
+    ),
 }
-# A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
+# A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5
+# times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]
 
 
@@ -63,7 +69,8 @@ LIMIT_S = 6 * LONG["timeout_s"]
 class Fault(NamedTuple):
     """One thing that goes wrong."""
 
-    what: str  # the name of a signal, or of an error of the system, with " once" if it comes once and not from then on
+    what: str  # the name of a signal, or of an error of the system, with " once" if it comes once
+    #   and not from then on
     place: str  # where: a key of PLACES, inside the process, or "clock", from outside
     moment: float  # when, as a fraction of the rest of the run: 0 at once, 1 at its end
     rank: int | None = 0  # the process that it strikes; None: all
@@ -81,16 +88,28 @@ PLACES = {
     "checkpoint": (nanodnt.files, None, 2_700_000),  # bytes of all files that are written at once
 }
 KILLS = [("SIGKILL", place) for place in ("clock", "clock", *PLACES)]
-STOPS = [(name, place) for name in ("SIGTERM", "SIGINT", "SIGHUP") for place in ("clock", "forward", "checkpoint")]
-ERRORS = [("ENOSPC", "checkpoint"), ("ENOSPC once", "checkpoint"), ("EIO", "fsync"), ("EIO once", "fsync")]
+STOPS = [
+    (name, place)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP")
+    for place in ("clock", "forward", "checkpoint")
+]
+ERRORS = [
+    ("ENOSPC", "checkpoint"),
+    ("ENOSPC once", "checkpoint"),
+    ("EIO", "fsync"),
+    ("EIO once", "fsync"),
+]
 ERRORS += [("EIO", "rename"), ("EIO once", "rename")]
 
 
 def draw(random: Random, command: Command, kinds: list) -> Fault:
-    """A fault of one of these kinds for this command: its moment, and the process that it strikes."""
+    """A fault of one of these kinds for this command: its moment, and the process that it
+    strikes."""
     what, place = random.choice(kinds)
     everywhere = place in ("clock", "forward", "backward", "update")  # all ranks come there
-    return Fault(what, place, random.random(), random.randrange(command.processes) if everywhere else 0)
+    return Fault(
+        what, place, random.random(), random.randrange(command.processes) if everywhere else 0
+    )
 
 
 def action(what: str):
@@ -106,7 +125,8 @@ def action(what: str):
 
 
 def break_writes(number: int, always: bool, act) -> None:
-    """Do `act()` when the run has written `number` bytes to files; `always`: at each later write, too."""
+    """Do `act()` when the run has written `number` bytes to files; `always`: at each later write,
+    too."""
     written = [0]
 
     def open_broken(*args, **kwargs):
@@ -143,10 +163,20 @@ def break_process(fault: Fault, left: float) -> None:
     else:
         times = ALWAYS if always else 1
         after = fault.what.startswith("SIG") and fraction > 0.5
-        FOR_GOOD.enter_context(at_call(owner, name, int(number) + 1, action(fault.what), times=times, after=after))
+        FOR_GOOD.enter_context(
+            at_call(owner, name, int(number) + 1, action(fault.what), times=times, after=after)
+        )
 
 
-def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fault | None, left: float, port: int):
+def train_here(
+    rank: int,
+    command: Command,
+    out: Path,
+    dataset: Path,
+    fault: Fault | None,
+    left: float,
+    port: int,
+):
     """train.py in this forked process, one of `command.processes`."""
     time.sleep = lambda *_: None  # no pause before a write is retried
     if command.processes > 1:
@@ -186,11 +216,16 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """A run of `command` that is struck by faults. `reference`: the Trial of the same command that nothing disturbed;
-    None for the reference itself."""
+    """A run of `command` that is struck by faults. `reference`: the Trial of the same command that
+    nothing disturbed; None for the reference itself."""
 
     def __init__(self, folder: Path, command: Command, dataset: Path, reference=None):
-        self.folder, self.command, self.dataset, self.reference = folder, command, dataset, reference
+        self.folder, self.command, self.dataset, self.reference = (
+            folder,
+            command,
+            dataset,
+            reference,
+        )
         self.ended_runs = 0
         folder.mkdir(parents=True)
         if not reference:
@@ -213,25 +248,31 @@ class Trial:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]  # that nobody listens on now
         rest = self.command, self.out, self.dataset, fault, self.left(), port
-        return [Forked(f"{self.out}.{rank}", train_here, rank, *rest) for rank in range(self.command.processes)]
+        return [
+            Forked(f"{self.out}.{rank}", train_here, rank, *rest)
+            for rank in range(self.command.processes)
+        ]
 
     def left(self) -> float:
         """The rest of the run, as a fraction."""
         return 1 - self.saved_step() / STEPS
 
     def saved_step(self) -> int:
-        """The step that the next start will resume from, 0 without a checkpoint. ValueError where none can be read."""
+        """The step that the next start will resume from, 0 without a checkpoint. ValueError where
+        none can be read."""
         found = load_latest(self.out, lambda message: None)
         return found["step"] if found else 0
 
     def output(self) -> list:
         """[stdout, stderr] of all processes of the last start."""
-        found = [sorted(self.folder.glob(f"{self.out.name}.[0-9].{name}")) for name in ("out", "err")]
+        found = [
+            sorted(self.folder.glob(f"{self.out.name}.[0-9].{name}")) for name in ("out", "err")
+        ]
         return ["".join(path.read_text(encoding="utf-8") for path in paths) for paths in found]
 
     def strike(self, fault: Fault) -> Outcome:
-        """Start the run, let `fault` happen, and check what it leaves. If the run comes to its end, the next start is
-        a new run in a new folder."""
+        """Start the run, let `fault` happen, and check what it leaves. If the run comes to its end,
+        the next start is a new run in a new folder."""
         floor = self.saved_step()
         started = self.start(fault)
         if fault.place == "clock":
@@ -292,11 +333,15 @@ class Trial:
         return wrong
 
     def due(self, found: list, codes: tuple) -> int:
-        """The step that the checkpoint must have reached, given the rows of metrics.jsonl. The row of a step is written
-        before its checkpoint is begun, and a checkpoint is begun when the one before is on disk. A run that is asked to
-        stop saves where it stops, unless it has made no step: then the rows are those of a start before."""
+        """The step that the checkpoint must have reached, given the rows of metrics.jsonl. The row
+        of a step is written before its checkpoint is begun, and a checkpoint is begun when the one
+        before is on disk. A run that is asked to stop saves where it stops, unless it has made no
+        step: then the rows are those of a start before."""
         last = found[-1]["step"] if found else 0
-        if all(code in (0, 128 + signal.SIGTERM) for code in codes) and "nothing to save" not in self.output()[1]:
+        if (
+            all(code in (0, 128 + signal.SIGTERM) for code in codes)
+            and "nothing to save" not in self.output()[1]
+        ):
             return last
         begun = [s for s in range(last) if s % EVAL == 0 or s % SAVE == 0]
         return begun[-2] if len(begun) > 1 else 0
@@ -305,10 +350,18 @@ class Trial:
         """What differs, at the end of the run, from the one that nothing disturbed."""
         try:
             assert_same_run(self.out, self.reference.out)
-            ours, theirs = ({p.name for p in run.out.glob("*.pt")} for run in (self, self.reference))
+            ours, theirs = (
+                {p.name for p in run.out.glob("*.pt")} for run in (self, self.reference)
+            )
             assert ours == theirs, f"{ours} instead of {theirs}"
-            for name in ours - {"prev.pt"}:  # that is the last checkpoint but one, which a fault may have moved
-                assert different(load(self.out / name)["model"], load(self.reference.out / name)["model"]) == [], name
+            # that is the last checkpoint but one, which a fault may have moved
+            for name in ours - {"prev.pt"}:
+                assert (
+                    different(
+                        load(self.out / name)["model"], load(self.reference.out / name)["model"]
+                    )
+                    == []
+                ), name
         except AssertionError as e:
             return [f"goes on differently: {' '.join(str(e).split())[:300]}"]
         return []
@@ -324,7 +377,8 @@ class Trial:
 
 
 def strike_all(trial: Trial, todo: list) -> list:
-    """The exit codes after each of these faults. Nothing is wrong after any of them, nor at the end."""
+    """The exit codes after each of these faults. Nothing is wrong after any of them, nor at the
+    end."""
     outcomes = [trial.strike(fault) for fault in todo]
     assert [outcome for outcome in outcomes if outcome.wrong] == []
     assert trial.finish() == []

@@ -1,6 +1,8 @@
-"""Programs under bad input: called in this process, with little memory and time, and judged by what they leave.
+"""Programs under bad input: called in this process, with little memory and time, and judged by what
+they leave.
 
-A program that refuses its input says so in one line on stderr, ends with exit code 1 or 2, and changes nothing on disk.
+A program that refuses its input says so in one line on stderr, ends with exit code 1 or 2, and
+changes nothing on disk.
 """
 
 import contextlib
@@ -25,10 +27,12 @@ TRAIN = runs.TINY | dict(n_layer=1, n_embd=16, block_size=16, batch_size=4, over
 TRAIN |= dict(max_iters=3, eval_interval=1, eval_tokens=64)
 SAMPLE = dict(start="AB", max_new_tokens=4, num_samples=2, device="cpu", dtype="float32")
 CHECKPOINTS = ("last.pt", "prev.pt", "best.pt")
-ROOM_BYTES = 2 << 30  # address space that a program under test may take beside what is mapped already
+# address space that a program under test may take beside what is mapped already
+ROOM_BYTES = 2 << 30
 PATIENCE_S = 60  # a program without an answer by then hangs
 RESUME = "--init_from=resume"
-WEIGHTS = "--init_from={run}/best.pt"  # a new run from the weights of the earlier one, which it overwrites
+# a new run from the weights of the earlier one, which it overwrites
+WEIGHTS = "--init_from={run}/best.pt"
 
 
 # ------------------------------------------------------------------------------------------------- a run to spoil
@@ -62,12 +66,17 @@ def copy(world: World):
 
 @contextlib.contextmanager
 def limits():
-    """Little memory and time: a file of some kilobytes is no reason to take gigabytes or minutes."""
-    mapped = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+    """Little memory and time: a file of some kilobytes is no reason to take gigabytes or
+    minutes."""
+    mapped = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def give_up(*_):
-        pytest.fail(f"no answer in {PATIENCE_S} s")  # not an Exception, which a program would report
+        # not an Exception, which a program would report
+        pytest.fail(f"no answer in {PATIENCE_S} s")
 
     handler = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(PATIENCE_S)
@@ -87,14 +96,16 @@ class Outcome(NamedTuple):
 
 
 def call(main, *argv, **flags) -> Outcome:
-    """A program's `main` in this process, as `python PROGRAM.py ARGV` runs it. Whatever it raises would be a traceback,
-    and is raised here; a warning would be printed on stderr, and fails."""
+    """A program's `main` in this process, as `python PROGRAM.py ARGV` runs it. Whatever it raises
+    would be a traceback, and is raised here; a warning would be printed on stderr, and fails."""
     out, err = io.StringIO(), io.StringIO()
     with limits(), warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = runs.call(main, *argv, *(f"--{name}={value}" for name, value in flags.items()))
-    assert not [w for w in shown if issubclass(w.category, (UserWarning, RuntimeWarning, FutureWarning))], shown[0]
+    assert not [
+        w for w in shown if issubclass(w.category, (UserWarning, RuntimeWarning, FutureWarning))
+    ], shown[0]
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
@@ -127,7 +138,8 @@ def works(folder: Path | None, main, *argv, **flags) -> bool:
         assert outcome.err == ""
         return True
     assert_refused(outcome)
-    assert "out of memory" not in outcome.err, outcome.err  # small files ask for too much: say what is wrong with them
+    # small files ask for too much: say what is wrong with them
+    assert "out of memory" not in outcome.err, outcome.err
     assert (folder and contents(folder)) == before
     return False
 
@@ -151,9 +163,16 @@ def speak(world: World) -> bool:
 
 
 def plain(value):
-    """`value` with every tensor as (kind, dtype, shape, bytes) and every float by its bits: == then means the same."""
+    """`value` with every tensor as (kind, dtype, shape, bytes) and every float by its bits: == then
+    means the same."""
     if isinstance(value, torch.Tensor):
-        return (str(value.device), value.layout, value.dtype, tuple(value.shape), value.detach().numpy().tobytes())
+        return (
+            str(value.device),
+            value.layout,
+            value.dtype,
+            tuple(value.shape),
+            value.detach().numpy().tobytes(),
+        )
     if isinstance(value, (dict, list, tuple)):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return type(value).__name__, [(plain(k), plain(v)) for k, v in pairs]
@@ -161,13 +180,16 @@ def plain(value):
 
 
 def changes(loaded: dict, original: dict) -> list:
-    """Names of what a checkpoint does not hold exactly as it was saved. (Loading adds what older versions did not
-    save.)"""
-    return [key for key in original if key not in loaded or plain(loaded[key]) != plain(original[key])]
+    """Names of what a checkpoint does not hold exactly as it was saved. (Loading adds what older
+    versions did not save.)"""
+    return [
+        key for key in original if key not in loaded or plain(loaded[key]) != plain(original[key])
+    ]
 
 
 def refused_as_none(function, *args, names=""):
-    """What `function` returns under `limits`, or None where it refuses in one line, a ValueError with `names` in it."""
+    """What `function` returns under `limits`, or None where it refuses in one line, a ValueError
+    with `names` in it."""
     try:
         with limits(), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -224,9 +246,12 @@ def cases(*rows):
 
 
 def command_line(world: World, program, argv: str = "") -> list:
-    """The flags that work for train or sample (modules), but for those that `argv` sets, then `argv`."""
+    """The flags that work for train or sample (modules), but for those that `argv` sets, then
+    `argv`."""
     words = shlex.split(argv.format(tmp=world.tmp, run=world.run, data=world.data))
-    flags = {"train": TRAIN | dict(dataset=world.data), "sample": SAMPLE}[program.__name__] | dict(out_dir=world.run)
+    flags = {"train": TRAIN | dict(dataset=world.data), "sample": SAMPLE}[program.__name__] | dict(
+        out_dir=world.run
+    )
     given = {word.lstrip("-").partition("=")[0] for word in words}
     return [f"--{name}={value}" for name, value in flags.items() if name not in given] + words
 
@@ -237,7 +262,8 @@ def start(world: World, program, argv: str = "") -> Outcome:
 
 
 def refuse(world: World, program, case: Case) -> None:
-    """Spoil the world as the case says, and check that the program refuses it and leaves every file as it was."""
+    """Spoil the world as the case says, and check that the program refuses it and leaves every file
+    as it was."""
     if case.spoil:
         case.spoil(world)
     before = contents(world.tmp, case.kept)

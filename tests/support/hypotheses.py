@@ -12,10 +12,18 @@ NUMBERS = st.one_of(
     st.floats(),
     st.sampled_from([float("nan"), float("inf"), 1e300, -1e-9]),
 )
-LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from(["scratch", "muon", "rope"]))
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.text(max_size=8),
+    st.sampled_from(["scratch", "muon", "rope"]),
+)
 JSON = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

@@ -27,7 +27,10 @@ def bomb() -> bytes:
     """A PNG whose header promises 20,000 × 20,000 pixels."""
     body = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
     chunks = (b"IHDR", body), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")
-    parts = (struct.pack(">I", len(b)) + name + b + struct.pack(">I", zlib.crc32(name + b)) for name, b in chunks)
+    parts = (
+        struct.pack(">I", len(b)) + name + b + struct.pack(">I", zlib.crc32(name + b))
+        for name, b in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -39,15 +42,29 @@ def write_split(folder, split, images, labels) -> dict:
     entry["sha256"] = sha256(folder / f"{split}.bin")
     for kind, values, dtype in (("offsets", offsets, "<u8"), ("labels", labels, "<u2")):
         np.asarray(values).astype(dtype).tofile(folder / f"{split}_{kind}.bin")
-        entry[kind] = {"file": f"{split}_{kind}.bin", "sha256": sha256(folder / f"{split}_{kind}.bin")}
+        entry[kind] = {
+            "file": f"{split}_{kind}.bin",
+            "sha256": sha256(folder / f"{split}_{kind}.bin"),
+        }
     return entry
 
 
 def write_dataset(folder, train, val, classes=4, image_size=8, channels=1, **changes) -> str:
-    """A dataset of encoded images, whose labels are 0, 1, ... again and again; returns the folder as a name."""
+    """A dataset of encoded images, whose labels are 0, 1, ... again and again; returns the folder
+    as a name."""
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {"format": 1, "dataset": folder.name, "kind": "images", "source": "test", "licence": "none"}
-    meta |= {"image_size": image_size, "channels": channels, "classes": [f"class {i}" for i in range(classes)]}
+    meta = {
+        "format": 1,
+        "dataset": folder.name,
+        "kind": "images",
+        "source": "test",
+        "licence": "none",
+    }
+    meta |= {
+        "image_size": image_size,
+        "channels": channels,
+        "classes": [f"class {i}" for i in range(classes)],
+    }
     meta |= {"mean": [0.25, 0.5, 0.75][:channels], "std": [0.5, 0.25, 0.125][:channels]}
     meta["splits"] = {
         split: write_split(folder, split, images, np.arange(len(images)) % classes)

@@ -1,4 +1,5 @@
-"""Operators that have Triton kernels, beside float64: cases for every device, and for Triton's interpreter."""
+"""Operators that have Triton kernels, beside float64: cases for every device, and for Triton's
+interpreter."""
 
 from itertools import product
 
@@ -22,8 +23,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_cross_entropy(call, device: str, case: str) -> None:
-    """`call` is the operator of layers/loss.py, or its kernel. Targets: the first, the last, one between, some ignored;
-    then all are ignored."""
+    """`call` is the operator of layers/loss.py, or its kernel. Targets: the first, the last, one
+    between, some ignored; then all are ignored."""
     n, width, vocab_size, stride, size = CROSS_ENTROPY[case]
     logits = size * torch.randn(n, stride, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([0, -1, vocab_size - 1, vocab_size // 2, -1][:n])
@@ -32,12 +33,16 @@ def check_cross_entropy(call, device: str, case: str) -> None:
         wanted = F.cross_entropy(exact, target, ignore_index=-1, reduction="none")
         (wanted_grad,) = torch.autograd.grad(wanted.sum(), exact)
         found = logits.to(device, dtype, copy=True)
-        losses, grad = call(found[:, :width], target.to(device), vocab_size).cpu(), found[:, :width].cpu()
+        losses, grad = (
+            call(found[:, :width], target.to(device), vocab_size).cpu(),
+            found[:, :width].cpu(),
+        )
         assert losses.dtype == torch.float32 and losses.shape == (n,)
         # a loss is a difference of two numbers as large as logits
         largest = exact.detach().abs().max()
         assert (losses - wanted).abs().max() <= LOSS * (largest + wanted.max())
-        # an exponent is off by two or three roundings of the largest logit; the gradient is stored in `dtype`
+        # an exponent is off by two or three roundings of the largest logit; the gradient is stored
+        # in `dtype`
         allowed = roundings(16 + 3 * largest.item()) + roundings(1, dtype)
         assert error(grad[:, :vocab_size], wanted_grad) <= allowed
         assert not grad[:, vocab_size:].any() and not grad[target == -1].any()

@@ -1,7 +1,7 @@
 """Small models for tests: flag tables of every layout, builders with random weights, comparisons.
 
-`LAYOUTS` and `SCHEMES` give each layout twice: as flags of GPTConfig, and as support.reference.Net, which the test
-author wrote from the papers' equations.
+`LAYOUTS` and `SCHEMES` give each layout twice: as flags of GPTConfig, and as support.reference.Net,
+which the test author wrote from the papers' equations.
 """
 
 import inspect
@@ -25,7 +25,10 @@ S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
 S5_NET = dict(S4_NET, mlp="mid")
 POST_NET = dict(attn="post", mlp="post", final=False)
 NO_NET = dict(attn="", mlp="", final=False)
-LAYERNORM, LAYERNORM_NET = dict(norm="layernorm", bias=True), dict(kind="layer", norm_bias=True, linear_bias=True)
+LAYERNORM, LAYERNORM_NET = (
+    dict(norm="layernorm", bias=True),
+    dict(kind="layer", norm_bias=True, linear_bias=True),
+)
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
 UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
@@ -33,7 +36,8 @@ MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
 COMPLETEP = dict(parametrization="completep", base_n_embd=4, base_n_layer=1, base_head_size=1)
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
-# name: (flags of GPTConfig, the same network as fields of support.reference.Net): placements and parts,
+# name: (flags of GPTConfig, the same network as fields of support.reference.Net): placements and
+# parts,
 LAYOUTS = {
     "S1": (dict(), dict()),
     "S2": (dict(qk_norm=True), dict(qk_norm=True)),
@@ -66,7 +70,10 @@ SCHEMES = {
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
-    "CompleteP": (COMPLETEP, dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1))),
+    "CompleteP": (
+        COMPLETEP,
+        dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1)),
+    ),
 }
 # and what is tested beside others alone.
 BESIDE = {
@@ -101,11 +108,14 @@ PARTS = LAYOUTS | SCHEMES | BESIDE
 
 
 def joined(names: str) -> dict:
-    """{"A + B": (flags, fields of Net)} of parts that are tested together; in each the later one wins."""
+    """{"A + B": (flags, fields of Net)} of parts that are tested together; in each the later one
+    wins."""
     found = {}
     for name in names.split(" | "):
         flags, nets = zip(*(PARTS[part] for part in name.split(" + ")), strict=True)
-        found[name] = tuple({key: value for part in parts for key, value in part.items()} for parts in (flags, nets))
+        found[name] = tuple(
+            {key: value for part in parts for key, value in part.items()} for parts in (flags, nets)
+        )
     return found
 
 
@@ -143,7 +153,8 @@ def network(name, n_layer, **changes):
 
 
 def depth_of(name) -> int:
-    """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor other than 1."""
+    """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor
+    other than 1."""
     return 3 if ALL[name][0].get("post_norm_blocks", 0) > 1 else 2
 
 
@@ -152,7 +163,8 @@ def depth_of(name) -> int:
 
 @torch.no_grad()
 def perturb(model, seed=0):
-    """Random weights away from their init: no gain is 1 and no bias 0, so that an ignored one shows."""
+    """Random weights away from their init: no gain is 1 and no bias 0, so that an ignored one
+    shows."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         noise = torch.empty(p.shape).normal_(generator=generator)
@@ -172,7 +184,8 @@ def build(flags, n_layer=2, dtype=torch.float64):
 
 
 def fresh(flags, n_layer=3):
-    """A small float64 model with its initial weights, but the embedding so large that eps does not matter."""
+    """A small float64 model with its initial weights, but the embedding so large that eps does not
+    matter."""
     model = GPT(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags})).double()
     with torch.no_grad():
         model.wte.weight.mul_(50)
@@ -203,9 +216,12 @@ def batch(T=7):
 
 
 def error(ours, theirs, floor=1e-9):
-    """Largest difference, relative to the largest entry of `theirs` (or to `floor`, if that is all zeros)."""
+    """Largest difference, relative to the largest entry of `theirs` (or to `floor`, if that is all
+    zeros)."""
     assert ours.shape == theirs.shape
-    return ((ours.double() - theirs.double()).abs().max() / theirs.abs().max().clamp(min=floor)).item()
+    return (
+        (ours.double() - theirs.double()).abs().max() / theirs.abs().max().clamp(min=floor)
+    ).item()
 
 
 def floats(model):
@@ -229,7 +245,11 @@ def rule_lines(*groups) -> dict:
     lines_of = {}
     for group in groups:
         lines, first = inspect.getsourcelines(group)
-        found = {(group.__name__, number): line for number, line in enumerate(lines, first) if " yield " in line}
+        found = {
+            (group.__name__, number): line
+            for number, line in enumerate(lines, first)
+            if " yield " in line
+        }
         assert found, group
         lines_of |= found
     return lines_of

@@ -1,4 +1,5 @@
-"""Watching what torch does: which operators run, how much memory their results take, what is saved for backward."""
+"""Watching what torch does: which operators run, how much memory their results take, what is saved
+for backward."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -17,18 +18,31 @@ from torch.utils._pytree import tree_leaves
 
 from support.models import error, tokens
 
-HOST_SYNCS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")  # operators that wait for a GPU
+# operators that wait for a GPU
+HOST_SYNCS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
 # positions of ignored targets, of the 14 targets of a batch of 2 × 7
-IGNORED = {"none": [], "some": [3, 7], "a whole chunk": list(range(7)), "all but one": [*range(5), *range(6, 14)]}
+IGNORED = {
+    "none": [],
+    "some": [3, 7],
+    "a whole chunk": list(range(7)),
+    "all but one": [*range(5), *range(6, 14)],
+}
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operator: `calls` counts them, `shapes` has the shapes of their results, `multiplied` the dtypes that
-    matrix products have read, and `peak` is the largest number of bytes of results that were alive at the same time."""
+    """Sees every operator: `calls` counts them, `shapes` has the shapes of their results,
+    `multiplied` the dtypes that matrix products have read, and `peak` is the largest number of
+    bytes of results that were alive at the same time."""
 
     def __init__(self):
         super().__init__()
-        self.calls, self.shapes, self.multiplied, self.live, self.peak = Counter(), set(), set(), {}, 0
+        self.calls, self.shapes, self.multiplied, self.live, self.peak = (
+            Counter(),
+            set(),
+            set(),
+            {},
+            0,
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
@@ -39,7 +53,9 @@ class Watch(TorchDispatchMode):
                 self.shapes.add(t.shape)
                 storage = t.untyped_storage()
                 self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.live = {key: (ref, size) for key, (ref, size) in self.live.items() if not ref.expired()}
+        self.live = {
+            key: (ref, size) for key, (ref, size) in self.live.items() if not ref.expired()
+        }
         self.peak = max(self.peak, sum(size for _, size in self.live.values()))
         return result
 
@@ -54,7 +70,8 @@ class NoWaiting(Watch):
 
 @contextmanager
 def fresh_compiler():
-    """Nothing compiled before; a graph break or a second compilation is an error. Also a decorator of tests."""
+    """Nothing compiled before; a graph break or a second compilation is an error. Also a decorator
+    of tests."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield
@@ -62,8 +79,8 @@ def fresh_compiler():
 
 
 def compiled_and_kept(module) -> tuple:
-    """(the module compiled as inductor would split it into a forward and a backward pass; the tensors that the forward
-    pass makes for the backward pass, known after a call)."""
+    """(the module compiled as inductor would split it into a forward and a backward pass; the
+    tensors that the forward pass makes for the backward pass, known after a call)."""
     kept = []
 
     def source(node):
@@ -73,11 +90,19 @@ def compiled_and_kept(module) -> tuple:
     def forward(graph, _):
         _, *saved = graph.graph.output_node().args[0]  # the result is none of them
         made = {source(node) for node in saved if node is not None}
-        kept.extend(t for node in made if node.op != "placeholder" and torch.is_tensor(t := node.meta["val"]))
+        kept.extend(
+            t
+            for node in made
+            if node.op != "placeholder" and torch.is_tensor(t := node.meta["val"])
+        )
         return make_boxed_func(graph)
 
     partition = partial(min_cut_rematerialization_partition, compiler="inductor")
-    how = dict(fw_compiler=forward, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
+    how = dict(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph),
+        partition_fn=partition,
+    )
     backend = aot_autograd(**how, decompositions=select_decomp_table())
     return torch.compile(module, backend=backend, fullgraph=True, dynamic=False), kept
 
@@ -99,8 +124,11 @@ def saved_for_backward(f) -> list:
 
 
 def plain_loss(logits, targets):
-    """Mean over the targets that count, 0 if none does, from all logits, by torch's cross-entropy."""
-    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+    """Mean over the targets that count, 0 if none does, from all logits, by torch's
+    cross-entropy."""
+    total = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"
+    )
     return total / (targets != -1).sum().clamp(min=1)
 
 
@@ -124,8 +152,8 @@ def batch_ignoring(positions):
 
 
 def assert_same_gradients(ours, theirs, tolerance):
-    """(loss, gradients) of two models: each tensor relative to its largest entry; a tiny one, to 1e-3 of the largest
-    of all."""
+    """(loss, gradients) of two models: each tensor relative to its largest entry; a tiny one, to
+    1e-3 of the largest of all."""
     assert error(ours[0], theirs[0]) <= tolerance
     assert ours[1].keys() == theirs[1].keys()
     largest = max(g.abs().max().item() for g in theirs[1].values())

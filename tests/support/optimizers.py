@@ -1,4 +1,5 @@
-"""Optimizers for tests: settings, small models with random parameters and gradients, steps with changing LRs."""
+"""Optimizers for tests: settings, small models with random parameters and gradients, steps with
+changing LRs."""
 
 import math
 import re
@@ -17,15 +18,29 @@ from support.tolerances import roundings
 DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn", "router"}  # matrices; written out, not imported
 STEPS = 8
 
-# DNT with biases and a head of its own; and a layout with every other kind of parameter, whose k and v have fewer heads
-DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, bias=True, tie_weights=False)
-ALL = dict(pos="rope", mlp="swiglu", n_kv_head=1, bias=True, sigma_reparam=True, branch_scale="skipinit")
+# DNT with biases and a head of its own; and a layout with every other kind of parameter, whose k
+# and v have fewer heads
+DNT = dict(
+    pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, bias=True, tie_weights=False
+)
+ALL = dict(
+    pos="rope", mlp="swiglu", n_kv_head=1, bias=True, sigma_reparam=True, branch_scale="skipinit"
+)
 ALL |= dict(embed_scale=True, mid_norm="both", gain="branch", gain_out="norm", gain_param="magdir")
 LAYOUTS = {"dnt": DNT, "tied": dict(DNT, tie_weights=True), "all": ALL}
-MIXED = dict(mlp="swiglu", bias=True, n_ff=24, n_expert=3, n_expert_shared=1, balance="bias", router="sigmoid")
+MIXED = dict(
+    mlp="swiglu",
+    bias=True,
+    n_ff=24,
+    n_expert=3,
+    n_expert_shared=1,
+    balance="bias",
+    router="sigmoid",
+)
 MIXED |= dict(gain="branch", gain_out="scale")
 
-# Every rule with every option that changes its path through the code. One that a fork adds is tested by its defaults.
+# Every rule with every option that changes its path through the code. One that a fork adds is
+# tested by its defaults.
 VARIANTS = {
     "adamw": dict(optimizer="adamw"),
     "msgdw": dict(optimizer="msgdw"),
@@ -35,8 +50,10 @@ VARIANTS = {
     "muon_original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False),
     "adam_mini": dict(optimizer="adam_mini"),
 }
-VARIANTS = {name: flags for name, flags in VARIANTS.items() if flags["optimizer"] in OPTIMIZERS}  # a fork deletes some
-OURS = tuple(dict.fromkeys(v["optimizer"] for v in VARIANTS.values()))  # whose results tests know by hand
+# a fork deletes some
+VARIANTS = {name: flags for name, flags in VARIANTS.items() if flags["optimizer"] in OPTIMIZERS}
+# whose results tests know by hand
+OURS = tuple(dict.fromkeys(v["optimizer"] for v in VARIANTS.values()))
 VARIANTS |= {name: dict(optimizer=name) for name in OPTIMIZERS if name not in OURS}
 NAMES = list(OPTIMIZERS)
 
@@ -63,15 +80,20 @@ def tiny(**flags):
 
 
 def gradients(model, steps, seed=0, small=("gain_out", "bias", "pos", "vo")):
-    """[{name: gradient} of each step], in float64. Those of `small` roles are so small that Adam's ε matters."""
+    """[{name: gradient} of each step], in float64. Those of `small` roles are so small that Adam's
+    ε matters."""
     g = torch.Generator().manual_seed(seed)
     scale = {name: 1e-8 if role in small else 1.0 for name, role in model.roles().items()}
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    return [{n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()} for _ in range(steps)]
+    return [
+        {n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()}
+        for _ in range(steps)
+    ]
 
 
 def spoil(grads, kind):
-    """The gradients of a step with found_inf. `one`: a single NaN; `other`: none, it was on another rank."""
+    """The gradients of a step with found_inf. `one`: a single NaN; `other`: none, it was on another
+    rank."""
     grads = {name: g.clone() for name, g in grads.items()}
     if kind in ("nan", "inf"):
         return {name: torch.full_like(g, getattr(math, kind)) for name, g in grads.items()}
@@ -81,7 +103,8 @@ def spoil(grads, kind):
 
 
 def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
-    """A step for each {name: gradient} of `steps`, with LRs that change. Returns {name: [the LR of each step]}."""
+    """A step for each {name: gradient} of `steps`, with LRs that change. Returns {name: [the LR of
+    each step]}."""
     optimizer.found_inf, optimizer.grad_scale = found_inf, grad_scale
     rates = {name: [] for name, _ in model.named_parameters()}
     for t, grads in enumerate(steps):
@@ -96,10 +119,16 @@ def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
 
 
 def driven(changes, steps, found_inf=None, grad_scale=None, **flags):
-    """(A tiny model, its optimizer with these settings) after `drive`; the numbers may be plain ones."""
+    """(A tiny model, its optimizer with these settings) after `drive`; the numbers may be plain
+    ones."""
     model = tiny(**flags)
     optimizer = make_optimizer(model, settings(**changes))
-    drive(model, optimizer, steps, *(None if x is None else torch.as_tensor(x) for x in (found_inf, grad_scale)))
+    drive(
+        model,
+        optimizer,
+        steps,
+        *(None if x is None else torch.as_tensor(x) for x in (found_inf, grad_scale)),
+    )
     return model, optimizer
 
 
@@ -111,15 +140,17 @@ def values(model):
 def assert_parameters(model, want, tolerance):
     for name, p in model.named_parameters():
         message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
-        torch.testing.assert_close(p.detach().double(), want[name], rtol=tolerance, atol=tolerance, msg=message)
+        torch.testing.assert_close(
+            p.detach().double(), want[name], rtol=tolerance, atol=tolerance, msg=message
+        )
 
 
 STEPS_ERROR = roundings(10 * STEPS)  # of ten operations each
 
 
 def assert_steps(update, model, tolerance=STEPS_ERROR, **changes):
-    """Some steps change every parameter as `update(role, w, decay, steps)` does in float64; `steps`: [(gradient, LR)].
-    Returns the optimizer."""
+    """Some steps change every parameter as `update(role, w, decay, steps)` does in float64;
+    `steps`: [(gradient, LR)]. Returns the optimizer."""
     optimizer = make_optimizer(model, settings(**changes))
     want, grads, roles = values(model), gradients(model, STEPS), model.roles()
     rates = drive(model, optimizer, grads)
@@ -159,21 +190,27 @@ def use_plain_operators(monkeypatch) -> None:
 def compile_updates(monkeypatch, backend="inductor") -> None:
     """A CPU counts as a device whose updates are compiled."""
     monkeypatch.setattr(kernels, "COMPILED", ("cpu",))
-    monkeypatch.setattr(kernels, "compile_update", cache(partial(torch.compile, backend=backend, dynamic=False)))
+    monkeypatch.setattr(
+        kernels, "compile_update", cache(partial(torch.compile, backend=backend, dynamic=False))
+    )
 
 
 def lion_source():
-    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py. Skips where a fork has no such page."""
+    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py. Skips where a fork
+    has no such page."""
     if not (ROOT / "docs" / "optimizers.md").exists():
         pytest.skip("this fork has deleted docs/optimizers.md")
     page = (ROOT / "docs" / "optimizers.md").read_text()
-    (source,) = re.findall(r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    (source,) = re.findall(
+        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", page, re.DOTALL
+    )
     return source
 
 
 @contextmanager
 def registered(source):
-    """Run the source of an optimizer's file; at the end forget what it has registered. A fork may have the same."""
+    """Run the source of an optimizer's file; at the end forget what it has registered. A fork may
+    have the same."""
     before = dict(OPTIMIZERS), dict(RULES)
     for name in set(re.findall(r"\bregister\(['\"](\w+)", source)) & OPTIMIZERS.keys():
         del OPTIMIZERS[name], RULES[name]

@@ -1,4 +1,5 @@
-"""What the documentation says, as data: its pages, tables, flags and commands, and a command line's configuration."""
+"""What the documentation says, as data: its pages, tables, flags and commands, and a command line's
+configuration."""
 
 import math
 import pkgutil
@@ -20,7 +21,8 @@ FILES = [path.relative_to(ROOT) for path in repository_files()]
 PAGES = [path for path in FILES if path.parts[0] == "docs" and path.suffix == ".md"]
 PAGES = [ROOT / "README.md", *(ROOT / path for path in PAGES)]
 CONFIGS = [path for path in FILES if path.parts[0] == "config" and path.suffix == ".py"]
-STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]  # claims files, for reproduce.py
+# claims files, for reproduce.py
+STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]
 CONFIGS = [path for path in CONFIGS if path not in STUDIES]
 FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks
 RUN = "model.GPTConfig", "nanodnt.settings.TrainConfig"
@@ -44,10 +46,13 @@ WORDS = {"--plan"}  # of model.py, without a value
 
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:
-    """(an instance of each schema, {name: (value, where)}) of a command line; ValueError as the command itself."""
+    """(an instance of each schema, {name: (value, where)}) of a command line; ValueError as the
+    command itself."""
     given = read_arguments(list(argv), read_flags(*schemas), positional)
     values = {name: value for name, (value, _) in given.items()}
-    return [s(**{f: values[f] for f in s.__dataclass_fields__ if f in values}) for s in schemas], given
+    return [
+        s(**{f: values[f] for f in s.__dataclass_fields__ if f in values}) for s in schemas
+    ], given
 
 
 def load(*argv) -> list:
@@ -56,7 +61,8 @@ def load(*argv) -> list:
 
 
 def complete(model, train) -> tuple:
-    """A GPTConfig and a TrainConfig, checked and completed as train.py does, without the dataset."""
+    """A GPTConfig and a TrainConfig, checked and completed as train.py does, without the
+    dataset."""
     fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], train.dataset)
     model.check()
     train.check()
@@ -71,9 +77,13 @@ def config(*names, **flags) -> tuple:
 
 
 def outline(model):
-    """The network of a GPTConfig without storage. Of its blocks only the first two and the last are made."""
+    """The network of a GPTConfig without storage. Of its blocks only the first two and the last are
+    made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.Block", lambda c, layer: Block(c, layer) if layer in (1, 2, c.n_layer) else Identity())
+        patch.setattr(
+            "model.Block",
+            lambda c, layer: Block(c, layer) if layer in (1, 2, c.n_layer) else Identity(),
+        )
         return task_of(model).network().empty(model)
 
 
@@ -83,7 +93,9 @@ def tables(text: str):
         cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in block.splitlines()]
         titles, line, *rows = [[cell.strip() for cell in row] for row in cells]
         assert all(set(cell) <= set("-: ") for cell in line), f"no table: {titles}"
-        assert {len(row) for row in rows} == {len(titles)}, f"a row of another length under {titles}"
+        assert {len(row) for row in rows} == {len(titles)}, (
+            f"a row of another length under {titles}"
+        )
         yield [dict(zip(titles, row, strict=True)) for row in rows]
 
 
@@ -93,18 +105,22 @@ def rows_with(text: str, title: str) -> list:
 
 
 def commands(paths: list):
-    """(path, command, arguments, number of processes) of every command line of ours in these files."""
+    """(path, command, arguments, number of processes) of every command line of ours in these
+    files."""
     pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py)([^\n`'|)>]*)"
     for path in paths:
         for launcher, command, rest in re.findall(pattern, path.read_text().replace("\\\n", " ")):
             placeholder = re.search(r"CONFIG|RUN|…", rest)  # "python model.py CONFIG": any file
             if command in SCHEMAS and not placeholder:
-                processes = math.prod(map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher)))
+                processes = math.prod(
+                    map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher))
+                )
                 yield path, command, shlex.split(rest, comments=True), processes
 
 
 def shown_outputs(paths: list):
-    """(path, command, arguments, output) of every block that begins with `$ python COMMAND ARGUMENTS`."""
+    """(path, command, arguments, output) of every block that begins with `$ python COMMAND
+    ARGUMENTS`."""
     for path in paths:
         pattern = r"```\n\$ python (\w+\.py) ([^\n]*)\n(.*?)```"
         for command, arguments, output in re.findall(pattern, path.read_text(), re.DOTALL):

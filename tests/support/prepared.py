@@ -1,4 +1,5 @@
-"""The prepare scripts as modules, a stand-in for GPT-2's vocabulary, and what a prepared folder holds."""
+"""The prepare scripts as modules, a stand-in for GPT-2's vocabulary, and what a prepared folder
+holds."""
 
 import importlib.util
 import json
@@ -20,7 +21,9 @@ from support.runs import ROOT, contents
 
 def load_script(name):
     """The module data/NAME/prepare.py."""
-    spec = importlib.util.spec_from_file_location(f"prepare_{name}", ROOT / "data" / name / "prepare.py")
+    spec = importlib.util.spec_from_file_location(
+        f"prepare_{name}", ROOT / "data" / name / "prepare.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -46,11 +49,14 @@ def gpt2_is_here():
     return all((folder / name).is_file() for name in names)
 
 
-needs_gpt2 = pytest.mark.skipif(not gpt2_is_here(), reason="GPT-2's vocabulary is not in tiktoken's cache")
+needs_gpt2 = pytest.mark.skipif(
+    not gpt2_is_here(), reason="GPT-2's vocabulary is not in tiktoken's cache"
+)
 
 
 class FakeBPE:
-    """Stands in for GPT-2's BPE, whose vocabulary is a download: one token per UTF-8 byte, ids 1000 to 1255."""
+    """Stands in for GPT-2's BPE, whose vocabulary is a download: one token per UTF-8 byte, ids 1000
+    to 1255."""
 
     def encode_ordinary(self, text):
         return [1000 + b for b in text.encode()]
@@ -66,7 +72,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of every dataset of a mad
 
 
 def use_fake_hub(monkeypatch, folder, of_repo=lambda repo: repo):
-    """Downloads from the Hugging Face Hub find their files in FOLDER/hub/REPO/COMMIT; any disk has room for them."""
+    """Downloads from the Hugging Face Hub find their files in FOLDER/hub/REPO/COMMIT; any disk has
+    room for them."""
     import huggingface_hub
 
     def snapshot_download(repo, repo_type, revision, allow_patterns):
@@ -105,7 +112,10 @@ def documents_of(folder, split):
     tokenizer = Tokenizer(json.loads((folder / "meta.json").read_text()))
     ids = ids_of(folder, split)
     assert ids[-1] == tokenizer.eot
-    return [tokenizer.decode(part[:-1]) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eot) + 1)[:-1]]
+    return [
+        tokenizer.decode(part[:-1])
+        for part in np.split(ids, np.flatnonzero(ids == tokenizer.eot) + 1)[:-1]
+    ]
 
 
 def texts_of(folder):
@@ -117,18 +127,24 @@ def error_of(main, *argv):
     """The line that a script ends with; it must be an error, and one line."""
     with pytest.raises(SystemExit) as e:
         script.run(lambda: main(list(argv)))
-    assert isinstance(e.value.code, str) and e.value.code.startswith("error: ") and "\n" not in e.value.code
+    assert (
+        isinstance(e.value.code, str)
+        and e.value.code.startswith("error: ")
+        and "\n" not in e.value.code
+    )
     return e.value.code
 
 
 def assert_refused(main, home, flags, words):
-    """A script for own data refuses these flags in a line with these words, whether its dataset is there or not, and
-    leaves no trace."""
+    """A script for own data refuses these flags in a line with these words, whether its dataset is
+    there or not, and leaves no trace."""
     (home / "digits").mkdir()
     (home / "digits" / "prepare.py").touch()
     before = contents(home.parent)
     for name in ("mine", "new"):
-        line = error_of(main, *(f"--{key}={value}" for key, value in ({"name": name} | flags).items()))
+        line = error_of(
+            main, *(f"--{key}={value}" for key, value in ({"name": name} | flags).items())
+        )
         assert words in line and contents(home.parent) == before
     assert not any(path.name in ("new", "parts") for path in home.parent.rglob("*"))
 

@@ -1,6 +1,6 @@
-"""Processes for tests: `start` is train.py in a new interpreter, with python or torchrun before it. The others are
-forked from one that has imported torch: `Forked` is one alone, `processes` are several that talk over gloo. `play` is
-train.py on one of these, `left` reads what each left."""
+"""Processes for tests: `start` is train.py in a new interpreter, with python or torchrun before it.
+The others are forked from one that has imported torch: `Forked` is one alone, `processes` are
+several that talk over gloo. `play` is train.py on one of these, `left` reads what each left."""
 
 import faulthandler
 import gc
@@ -34,17 +34,31 @@ from support.strikes import ALWAYS, at_call, optimizers, patched
 from support.tolerances import GRADIENTS, LOSS, roundings
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-# Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
-PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "pytest", "train"]
+# Imported once, before the fork: every process would otherwise take longer for this than for its
+# part of a test.
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "pytest",
+    "train",
+]
 FORKSERVER.set_forkserver_preload(PRELOAD)
 LIMIT_S = 600  # for a process that takes two minutes at most
 
 
-def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subprocess.PIPE, **changes):
-    """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and `err`. `launcher`:
-    the arguments between python and the script."""
+def start(
+    *launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subprocess.PIPE, **changes
+):
+    """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and
+    `err`. `launcher`: the arguments between python and the script."""
     command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
-    env = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    env = (
+        {"OMP_NUM_THREADS": "1"}
+        | os.environ
+        | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    )
     how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
     # pytest may have been started so that Ctrl-C is ignored
     listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
@@ -52,8 +66,8 @@ def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subpr
 
 
 class Forked(FORKSERVER.Process):
-    """`function(*args)` in a process (and process group) of its own, started at once; used as a Popen is. It prints to
-    the files OUT.out and OUT.err."""
+    """`function(*args)` in a process (and process group) of its own, started at once; used as a
+    Popen is. It prints to the files OUT.out and OUT.err."""
 
     def __init__(self, out: Path, function, *args):
         super().__init__(target=alone, args=(out, function, *args))
@@ -72,7 +86,9 @@ class Forked(FORKSERVER.Process):
 
     def communicate(self, timeout: float | None = None) -> tuple:
         self.wait(timeout)
-        return tuple(Path(f"{self.out}.{name}").read_text(encoding="utf-8") for name in ("out", "err"))
+        return tuple(
+            Path(f"{self.out}.{name}").read_text(encoding="utf-8") for name in ("out", "err")
+        )
 
 
 def alone(out: Path, function, *args) -> None:
@@ -93,9 +109,12 @@ def train_forked(**changes) -> Forked:
 
 
 def torchrun_forked(script: Path, world: int, **changes) -> Forked:
-    """torchrun's agent in a process of its own, and forked from it `world` processes of `script`."""
+    """torchrun's agent in a process of its own, and forked from it `world` processes of
+    `script`."""
     how = ("--standalone", f"--nproc_per_node={world}", "--start-method=fork", "--run-path")
-    return Forked(changes["out_dir"], call_main, "torch.distributed.run", *how, str(script), *flags(**changes))
+    return Forked(
+        changes["out_dir"], call_main, "torch.distributed.run", *how, str(script), *flags(**changes)
+    )
 
 
 def call_main(module: str, *argv) -> None:
@@ -106,8 +125,8 @@ def call_main(module: str, *argv) -> None:
 
 
 def give_up(process, why: str) -> None:
-    """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for which it allows 30
-    seconds: they would outlive a killed torchrun and keep the pipes open."""
+    """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for
+    which it allows 30 seconds: they would outlive a killed torchrun and keep the pipes open."""
     process.terminate()
     try:
         output = process.communicate(timeout=45)
@@ -127,12 +146,15 @@ def wait_for_row(process, out_dir: Path, step: int, timeout_s: float = 120) -> N
 
 
 def finish(process, code: int, timeout_s: float = 120) -> tuple:
-    """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by signal n)."""
+    """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by
+    signal n)."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         give_up(process, "did not end by itself")
-    assert process.returncode == code, f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    assert process.returncode == code, (
+        f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    )
     return out, err
 
 
@@ -142,36 +164,41 @@ def torchrun(processes: int) -> tuple:
 
 
 def processes(world: int, function, *args, join: bool = True):
-    """function(rank, world, *args) on each of `world` processes; what one of them raises is raised here. One that hangs
-    says where, and ends with an error. Without `join` they still run: the result has them as `processes`."""
+    """function(rank, world, *args) on each of `world` processes; what one of them raises is raised
+    here. One that hangs says where, and ends with an error. Without `join` they still run: the
+    result has them as `processes`."""
     how = dict(nprocs=world, start_method="forkserver", join=join)
     return mp.start_processes(within_limit, (function, world, *args), **how)
 
 
 def within_limit(rank: int, function, *args) -> None:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # until the process ends: its last act may hang, too
+    # until the process ends: its last act may hang, too
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     gc.disable()  # it would free at some moment what a run has to free by itself
     function(rank, *args)
 
 
 def meeting(rank: int, world: int, path) -> dict:
-    """Arguments of init_process_group: the processes find each other in a file, a new one each time. (A port might
-    still be taken when the next run begins.)"""
+    """Arguments of init_process_group: the processes find each other in a file, a new one each
+    time. (A port might still be taken when the next run begins.)"""
     return dict(init_method=f"file://{path}.meeting", rank=rank, world_size=world)
 
 
 def join_as(patch, rank: int, world: int, path) -> None:
-    """Make a command in this process one of `world` of torchrun's, which meet in a file at `path`."""
+    """Make a command in this process one of `world` of torchrun's, which meet in a file at
+    `path`."""
     group = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file", MASTER_PORT=0)
     for name, value in group.items():
         patch.setenv(name, str(value))
-    patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **meeting(rank, world, path)))
+    patch.setattr(
+        dist, "init_process_group", partial(dist.init_process_group, **meeting(rank, world, path))
+    )
 
 
 @contextmanager
 def joined(rank: int, world: int, path, dtype=torch.float32, limit_s: int = 60, **env):
-    """The Env of this process, one of `world` that meet in a file at `path`. For one alone there is no process
-    group. `env`: further fields of the Env."""
+    """The Env of this process, one of `world` that meet in a file at `path`. For one alone there is
+    no process group. `env`: further fields of the Env."""
     limit = timedelta(seconds=limit_s)
     if world > 1:
         dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, path))
@@ -190,17 +217,21 @@ def sharded_like(p, full: torch.Tensor) -> torch.Tensor:
 
 # --------------------------------------------------------------------------------------------------------- the same run
 
-# Sums in another order, which twenty steps of training make ten times larger (tests/runs/test_golden.py measures it).
+# Sums in another order, which twenty steps of training make ten times larger
+# (tests/runs/test_golden.py measures it).
 LOSSES, NORMS = 10 * LOSS, 2 * GRADIENTS
-TOLERANCES = dict(train_loss=LOSSES, val_loss=LOSSES, grad_norm=NORMS, lr=0, tokens=0, skipped_steps=0)
+TOLERANCES = dict(
+    train_loss=LOSSES, val_loss=LOSSES, grad_norm=NORMS, lr=0, tokens=0, skipped_steps=0
+)
 
-# Of weights next to their paths, and of moments: Adam divides each entry of a gradient by its own size, so that small
-# ones show the rounding of large ones.
+# Of weights next to their paths, and of moments: Adam divides each entry of a gradient by its own
+# size, so that small ones show the rounding of large ones.
 ENDS = roundings(4000)
 
 
 def assert_same_values(got, expected, **tolerances) -> None:
-    """metrics.jsonl of two run directories is the same, to rounding. `tolerances`: other than TOLERANCES."""
+    """metrics.jsonl of two run directories is the same, to rounding. `tolerances`: other than
+    TOLERANCES."""
     for name, rel in (TOLERANCES | tolerances).items():
         assert column(got, name) == pytest.approx(column(expected, name), rel=rel, abs=0), name
 
@@ -210,17 +241,26 @@ def assert_close(got: dict, expected: dict, rel: float, start: dict | None = Non
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         scale = (tensor - start[name] if start else tensor).norm()
-        assert (got[name] - tensor).norm() <= rel * scale, (name, (got[name] - tensor).norm() / scale)
+        assert (got[name] - tensor).norm() <= rel * scale, (
+            name,
+            (got[name] - tensor).norm() / scale,
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- one process
 
 STEPS, BAD = 6, 5  # of each run, and the one whose gradient is made bad
 RUN = dict(
-    batch_size=12, block_size=16, max_iters=STEPS, lr_decay_iters=STEPS, eval_interval=STEPS, eval_tokens=15 * 16
+    batch_size=12,
+    block_size=16,
+    max_iters=STEPS,
+    lr_decay_iters=STEPS,
+    eval_interval=STEPS,
+    eval_tokens=15 * 16,
 )
 RUN |= dict(timeout_s=60)
-SPOILT = "blocks.1.mlp.f.up.weight"  # the parameter in whose gradient `Watch` puts a NaN, or its stack of experts
+# the parameter in whose gradient `Watch` puts a NaN, or its stack of experts
+SPOILT = "blocks.1.mlp.f.up.weight"
 turn = count()  # of the runs of this process: all processes make the same
 
 
@@ -230,8 +270,9 @@ def shards(params) -> dict:
 
 
 class Watch:
-    """A run's model and optimizer as one process sees them. `spoils`: steps, from 1, in which the last entry of its
-    part of a gradient is made NaN, after DDP has averaged. `stop_in`: the step after which it sends itself SIGTERM."""
+    """A run's model and optimizer as one process sees them. `spoils`: steps, from 1, in which the
+    last entry of its part of a gradient is made NaN, after DDP has averaged. `stop_in`: the step
+    after which it sends itself SIGTERM."""
 
     def __init__(self, spoils, stop_in: int):
         self.spoils, self.stop_in, self.step = spoils, stop_in, 0
@@ -271,15 +312,21 @@ class Watch:
         """Note where the run starts."""
         self.model, self.optimizer = model, optimizer
         self.seen["start"] = shards(model.named_parameters())
-        self.seen["bytes"] = {name: local_shard(p).untyped_storage().nbytes() for name, p in model.named_parameters()}
-        self.seen["sharded"] = {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        self.seen["bytes"] = {
+            name: local_shard(p).untyped_storage().nbytes() for name, p in model.named_parameters()
+        }
+        self.seen["sharded"] = {
+            name for name, p in model.named_parameters() if isinstance(p, DTensor)
+        }
         sharded = ((name, p) for name, p in model.named_parameters() if isinstance(p, DTensor))
         self.seen["dims"] = {name: p.placements[-1].dim for name, p in sharded}
         self.seen["state_sizes"] = [t.numel() for t in self.state()]
         self.optimizer.register_step_pre_hook(self.before)
         self.optimizer.register_step_post_hook(self.after)
         if model.final_norm.gain is not None:
-            model.final_norm.register_forward_pre_hook(lambda slot, x: self.seen["gain"].add(slot.gain.dtype))
+            model.final_norm.register_forward_pre_hook(
+                lambda slot, x: self.seen["gain"].add(slot.gain.dtype)
+            )
 
     def spoil(self, *_) -> None:
         self.step += 1
@@ -290,11 +337,16 @@ class Watch:
         self.seen["grads"] = {name: (p.dtype, p.grad.dtype) for name, p in named.items()}
 
     def before(self, *_):
-        self.old = [*shards(self.model.named_parameters()).values(), *map(torch.clone, self.state())]
+        self.old = [
+            *shards(self.model.named_parameters()).values(),
+            *map(torch.clone, self.state()),
+        ]
 
     def after(self, *_):
         new = [*shards(self.model.named_parameters()).values(), *self.state()]
-        if all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(self.old, new, strict=True)):
+        if all(
+            a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(self.old, new, strict=True)
+        ):
             self.seen["frozen"].append(self.step)
         if self.step == self.stop_in:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -304,10 +356,20 @@ class Watch:
 
 
 def play(
-    rank, world, out, spoils=(), stop_in=0, torchrun=None, patches=(), within=None, meet=None, last=False, **config
+    rank,
+    world,
+    out,
+    spoils=(),
+    stop_in=0,
+    torchrun=None,
+    patches=(),
+    within=None,
+    meet=None,
+    last=False,
+    **config,
 ) -> None:
-    """train.py with the flags of RUN and `config` on this process, one of `world`. Leaves exit code, output, and what
-    `Watch` saw in a file next to `out`.
+    """train.py with the flags of RUN and `config` on this process, one of `world`. Leaves exit
+    code, output, and what `Watch` saw in a file next to `out`.
 
     spoils     see `Watch`
     stop_in    the step after which the last process sends itself SIGTERM
@@ -342,6 +404,9 @@ def left(out, world: int, code: int = 0) -> list:
 
 
 def join_rows(parts: list, end: str) -> dict:
-    """Full parameters from the rows that each process has at the "start" or "end", in the order of the processes."""
+    """Full parameters from the rows that each process has at the "start" or "end", in the order of
+    the processes."""
     dims = parts[0]["dims"]
-    return {name: torch.cat([part[end][name] for part in parts], dims[name]) for name in parts[0][end]}
+    return {
+        name: torch.cat([part[end][name] for part in parts], dims[name]) for name in parts[0][end]
+    }

@@ -1,8 +1,9 @@
 """The layouts written a second time, straight from the papers' equations, in plain float64.
 
-Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test says by hand which
-norm is where. Blocks, heads and tokens are loops, softmax and GELU are written out, no kernel is shared. Equation
-numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795, DyT 2503.10622, scale vectors 2605.26895.
+Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test
+says by hand which norm is where. Blocks, heads and tokens are loops, softmax and GELU are written
+out, no kernel is shared. Equation numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795,
+DyT 2503.10622, scale vectors 2605.26895.
 """
 
 import math
@@ -34,7 +35,8 @@ class Net:
     tied: bool = True
     embed_scale: bool = False  # a scalar on the embedding sum
     post_blocks: int = 0  # Mix-LN: the number of first blocks that have post norms alone
-    lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual, input (of the pre norm)
+    lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual,
+    #   input (of the pre norm)
     power: float = 0.5
     lns_on: str = "attn mlp"
     numbers: tuple = ()  # l of each block, and of blocks that are not there; () = 1, 2, …
@@ -44,9 +46,12 @@ class Net:
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
     fixup: bool = False
     sigma: bool = False  # W → γ W / (uᵀ W v)
-    gains: str = "shared"  # one per norm; none; branch = one each for q, k, v, gate, up instead of the pre norm's
-    out: str = ""  # on the outputs of those matrices: scale (a vector) or norm (RMSNorm, then a vector)
-    gain_kind: str = "direct"  # direct: the vector itself; magdir β·α/rms(α); expmagdir exp(β)·α/rms(α)
+    gains: str = "shared"  # one per norm; none; branch = one each for q, k, v, gate, up instead of
+    #   the pre norm's
+    out: str = ""  # on the outputs of those matrices: scale (a vector) or norm (RMSNorm, then a
+    #   vector)
+    gain_kind: str = "direct"  # direct: the vector itself; magdir β·α/rms(α); expmagdir
+    #   exp(β)·α/rms(α)
     experts: int = 0  # FFNs of a mixture; 0 = one dense FFN
     active: int = 2  # experts of a token
     shared: bool = False  # an FFN beside them that every token goes to
@@ -61,10 +66,12 @@ class Net:
 
 
 def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
-    """(logits, loss or None) of token ids idx (B, T). A weight that is not used raises AssertionError.
+    """(logits, loss or None) of token ids idx (B, T). A weight that is not used raises
+    AssertionError.
 
-    The two terms of each sub-layer's residual sum are appended to the list `seen`; of each mixture of experts
-    (logits (B, T, E), scores (B, T, E), [[the experts of a token] of a row]) to `routed`."""
+    The two terms of each sub-layer's residual sum are appended to the list `seen`; of each mixture
+    of experts (logits (B, T, E), scores (B, T, E), [[the experts of a token] of a row]) to
+    `routed`."""
     unused = set(weights)
 
     def take(name):
@@ -128,7 +135,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         future = torch.full((T, T), float(net.causal)).triu(1).bool()
         outputs = []
         for head in range(net.heads):
-            group = head // (net.heads // net.kv_heads)  # consecutive query heads share a key/value head
+            # consecutive query heads share a key/value head
+            group = head // (net.heads // net.kv_heads)
             q_h = q[..., head * d_h : (head + 1) * d_h]
             k_h, v_h = (x[..., group * d_h : (group + 1) * d_h] for x in (k, v))
             if net.qk_norm:  # eq. 10: RMSNorm over d_h, before the rotation
@@ -156,17 +164,26 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         return affine(name + ".down", h, positions, expert)
 
     def mixture(name, u, positions):
-        read = vector(name + ".router.pre") * u if net.gains == "branch" and "pre" in positions else u
+        read = (
+            vector(name + ".router.pre") * u if net.gains == "branch" and "pre" in positions else u
+        )
         z = read @ take(name + ".router.weight").T
         scores = softmax(z) if net.score == "softmax" else 1 / (1 + torch.exp(-z))
-        ranked = (scores + take(name + ".router.choice_bias") if net.choice_bias else scores).tolist()
+        ranked = (
+            scores + take(name + ".router.choice_bias") if net.choice_bias else scores
+        ).tolist()
         chosen, rows = [], []
         for row, ranks in enumerate(ranked):
-            chosen.append([sorted(range(net.experts), key=lambda e, r=r: -r[e])[: net.active] for r in ranks])
+            chosen.append(
+                [sorted(range(net.experts), key=lambda e, r=r: -r[e])[: net.active] for r in ranks]
+            )
             outputs = []
             for t, experts in enumerate(chosen[row]):
                 total = sum(scores[row, t, e] for e in experts) if net.normalised else 1
-                terms = [scores[row, t, e] / total * ffn(name + ".experts", u[row, t], positions, e) for e in experts]
+                terms = [
+                    scores[row, t, e] / total * ffn(name + ".experts", u[row, t], positions, e)
+                    for e in experts
+                ]
                 outputs.append(net.weight_scale * sum(terms))
             rows.append(torch.stack(outputs))
         if routed is not None:
@@ -181,9 +198,14 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         x = take("embed_scale.gain") * x
     if net.input_norm:
         x = norm("input_norm", x, usual)
-    for block, number in zip(range(net.blocks), net.numbers or range(1, net.blocks + 1), strict=False):
+    for block, number in zip(
+        range(net.blocks), net.numbers or range(1, net.blocks + 1), strict=False
+    ):
         f_mlp = mixture if net.experts else ffn
-        for branch, f, positions in (("attn", attention, net.attn.split()), ("mlp", f_mlp, net.mlp.split())):
+        for branch, f, positions in (
+            ("attn", attention, net.attn.split()),
+            ("mlp", f_mlp, net.mlp.split()),
+        ):
             name = f"blocks.{block}.{branch}"
             positions = ["post"] if number <= net.post_blocks else positions
             factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}
@@ -216,17 +238,21 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
         x = norm("final_norm", x, usual)
-    logits = net.logits_factor * x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
+    logits = (
+        net.logits_factor * x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
+    )
     if unused:
         raise AssertionError(f"the equations have no place for {sorted(unused)}")
     return logits, None if targets is None else mean_loss(logits, targets)
 
 
 def admin_omegas(net: Net, weights: dict, idx) -> dict:
-    """{name: ω} of Admin's sub-layers: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ) over all entries, with ω₁ … ωᵢ already set.
-    One full forward pass for each sub-layer."""
+    """{name: ω} of Admin's sub-layers: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ) over all entries, with
+    ω₁ … ωᵢ already set. One full forward pass for each sub-layer."""
     weights, omega, found = dict(weights), 1.0, {}
-    for i, name in enumerate(f"blocks.{b}.{f}.skip.gain" for b in range(net.blocks) for f in ("attn", "mlp")):
+    for i, name in enumerate(
+        f"blocks.{b}.{f}.skip.gain" for b in range(net.blocks) for f in ("attn", "mlp")
+    ):
         found[name], weights[name], seen = omega, torch.full_like(weights[name], omega), []
         forward(net, weights, idx, seen=seen)
         omega = math.sqrt(sum(((part - part.mean()) ** 2).mean().item() for part in seen[i]))
@@ -234,8 +260,8 @@ def admin_omegas(net: Net, weights: dict, idx) -> dict:
 
 
 def mean_loss(logits, targets, smoothing=0.0):
-    """-Σ q log p, in nats, averaged over the positions whose target is not -1: q is 1 at the target, but for the share
-    `smoothing`, which all entries have equally."""
+    """-Σ q log p, in nats, averaged over the positions whose target is not -1: q is 1 at the
+    target, but for the share `smoothing`, which all entries have equally."""
     terms = []
     for z, target in zip(logits.flatten(0, -2), targets.flatten().tolist(), strict=True):
         if target != -1:
@@ -269,7 +295,8 @@ def softmax(scores):
 
 
 def rotated(x, theta):
-    """At position t, turn the pair (x_i, x_{i + d_h/2}) by the angle t · theta^(-2i/d_h). x: (B, T, d_h)."""
+    """At position t, turn the pair (x_i, x_{i + d_h/2}) by the angle t · theta^(-2i/d_h). x: (B, T,
+    d_h)."""
     half = x.shape[-1] // 2
     y = torch.empty_like(x)
     for t in range(x.shape[1]):

@@ -8,8 +8,21 @@ from nanodnt.data.tokenizer import Tokenizer
 from support.runs import call, write_ids
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 8
-TINY = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_size=4", "--eval_interval=10"]
-TINY += ["--warmup_iters=1", "--learning_rate=1e-2", "--device=cpu", "--dtype=float32", "--compile=False"]
+TINY = [
+    "--n_layer=1",
+    "--n_head=2",
+    "--n_embd=16",
+    "--block_size=8",
+    "--batch_size=4",
+    "--eval_interval=10",
+]
+TINY += [
+    "--warmup_iters=1",
+    "--learning_rate=1e-2",
+    "--device=cpu",
+    "--dtype=float32",
+    "--compile=False",
+]
 BYTES = Tokenizer.meta_for("bytes")
 
 
@@ -24,17 +37,26 @@ def train_run(out_dir, dataset, *flags):
     return out_dir
 
 
-# A model that knows only which token follows which: its blocks write nothing, and row w of the head looks for the
-# embedding of the tokens that w follows, so that all of them are equally likely and nothing else ever is.
+# A model that knows only which token follows which: its blocks write nothing, and row w of the head
+# looks for the embedding of the tokens that w follows, so that all of them are equally likely and
+# nothing else ever is.
 
 
 def chain(run, out_dir, follows, tokenizer=BYTES, names=("best.pt",)):
-    """A run directory whose checkpoints continue token t by one of follows[t], from the trained run's by new weights.
+    """A run directory whose checkpoints continue token t by one of follows[t], from the trained
+    run's by new weights.
 
     Tokens are characters, "" is end of text."""
     tokens = {*follows, *(c for after in follows.values() for c in after)}
     ids = {c: Tokenizer(tokenizer).encode(c)[0] if c else tokenizer["eot"] for c in tokens}
-    sizes = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=tokenizer["vocab_size"], tie_weights=False)
+    sizes = dict(
+        n_layer=1,
+        n_head=1,
+        n_embd=8,
+        block_size=8,
+        vocab_size=tokenizer["vocab_size"],
+        tie_weights=False,
+    )
     model = GPT(GPTConfig(**sizes))
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -144,7 +144,9 @@ def full_disk(w):
 
 
 def little_space(w):
-    w.patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
+    w.patch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    )
 
 
 def broken_compiler(w):

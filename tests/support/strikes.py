@@ -1,4 +1,5 @@
-"""What strikes a run in this process: bad gradients, signals and crashes in a chosen call or after a chosen row."""
+"""What strikes a run in this process: bad gradients, signals and crashes in a chosen call or after
+a chosen row."""
 
 import itertools
 import os
@@ -50,7 +51,8 @@ VICTIM = "blocks.1.mlp.f.up.weight"  # a parameter of a tiny run, to spoil
 
 @contextmanager
 def spoil_gradients(value: float, bad_steps, name: str):
-    """Put `value` into the gradient of parameter `name` in the training steps `bad_steps`, counted from 0."""
+    """Put `value` into the gradient of parameter `name` in the training steps `bad_steps`, counted
+    from 0."""
     current = []
 
     def spoil(grad):
@@ -86,9 +88,17 @@ def kill_me(*signals):
 ALWAYS = 10**9  # times
 
 
-def at_call(owner, name: str, number: int, action, when=lambda *args: True, times: int = 1, after: bool = False):
-    """Do action(*args) in call `number` (from 1) of owner.NAME for which when(*args) is true, and in so many `times` in
-    all, before its work or after it. A context manager."""
+def at_call(
+    owner,
+    name: str,
+    number: int,
+    action,
+    when=lambda *args: True,
+    times: int = 1,
+    after: bool = False,
+):
+    """Do action(*args) in call `number` (from 1) of owner.NAME for which when(*args) is true, and
+    in so many `times` in all, before its work or after it. A context manager."""
 
     def wrap(function):
         calls = itertools.count(1)
@@ -108,7 +118,8 @@ def at_call(owner, name: str, number: int, action, when=lambda *args: True, time
 
 
 def at_row(step: int, action):
-    """Do `action()` right after the row of `step` is written to metrics.jsonl. A context manager."""
+    """Do `action()` right after the row of `step` is written to metrics.jsonl. A context
+    manager."""
     from nanodnt.run.directory import RunDirectory
 
     here = dict(when=lambda self, row: row["step"] == step, times=ALWAYS, after=True)

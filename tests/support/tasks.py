@@ -1,4 +1,5 @@
-"""What can be trained, as a table: text, examples, documents kept apart, mixtures of experts, images."""
+"""What can be trained, as a table: text, examples, documents kept apart, mixtures of experts,
+images."""
 
 from collections.abc import Callable
 from pathlib import Path

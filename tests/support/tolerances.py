@@ -4,7 +4,8 @@
 - In float64: 1e-9 to 1e-12 of the largest entry. These are thousands of roundings, which no order of a sum reaches, and
   no mistake is as small.
 - In fp32, bf16 or fp16: so many `roundings`, where what is computed says how many. A whole network makes errors larger,
-  each layout by another factor: there `as_near` compares with another computation, or with `shaken` weights.
+  each layout by another factor: there `as_near` compares with another computation, or with `shaken`
+  weights.
 """
 
 import copy
@@ -16,14 +17,17 @@ from support.moe import difference
 
 
 def roundings(n: float, dtype: torch.dtype = torch.float32) -> float:
-    """How far apart, relative to the largest entry, are two results that are each rounded `n` times, one time after the
-    other: by half an eps each time. A sum of k terms is √k roundings: their errors have random signs."""
+    """How far apart, relative to the largest entry, are two results that are each rounded `n`
+    times, one time after the other: by half an eps each time. A sum of k terms is √k roundings:
+    their errors have random signs."""
     return n * torch.finfo(dtype).eps
 
 
-LOSS = roundings(16)  # of a small batch: the softmax of 50 entries, √50, the mean of a dozen, √12, and a few more
-# Logits of two blocks: 14 operations each, which round a few times; norms, gains and softmax make errors three times
-# larger. Gradients are ten times as far off: a small entry is a difference of large ones.
+# of a small batch: the softmax of 50 entries, √50, the mean of a dozen, √12, and a few more
+LOSS = roundings(16)
+# Logits of two blocks: 14 operations each, which round a few times; norms, gains and softmax make
+# errors three times larger. Gradients are ten times as far off: a small entry is a difference of
+# large ones.
 FORWARD, GRADIENTS = roundings(80), roundings(800)
 FOR_PRINTING = 5e-6  # what six digits leave out, relatively
 
@@ -38,8 +42,9 @@ def shake(model, by: float, seed: int = 0) -> None:
 
 
 def shaken(model, dtype: torch.dtype = torch.float32):
-    """A copy of a float64 model, each entry of each parameter larger or smaller by one eps of `dtype`. Its results are
-    farther off than those of a model that computes in this dtype: mostly twice as far in fp32, four times in bf16."""
+    """A copy of a float64 model, each entry of each parameter larger or smaller by one eps of
+    `dtype`. Its results are farther off than those of a model that computes in this dtype: mostly
+    twice as far in fp32, four times in bf16."""
     moved = copy.deepcopy(model)
     shake(moved, torch.finfo(dtype).eps)
     return moved
@@ -51,7 +56,8 @@ def flat(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 def as_near(ours, usual, exact, times: float = 4.0) -> bool:
-    """Whether `ours` is about as near to `exact` as `usual` is: at most `times` as far, and four roundings of fp32. All
-    are tensors, or {name: gradient}; `exact` is float64. Distances are those of `error` and of `difference`."""
+    """Whether `ours` is about as near to `exact` as `usual` is: at most `times` as far, and four
+    roundings of fp32. All are tensors, or {name: gradient}; `exact` is float64. Distances are those
+    of `error` and of `difference`."""
     distance = difference if isinstance(exact, dict) else error
     return distance(ours, exact) <= times * distance(usual, exact) + roundings(4)

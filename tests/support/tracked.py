@@ -13,7 +13,8 @@ SIX_DIGITS = FOR_PRINTING + FORWARD
 
 
 def assert_close_numbers(got, expected, rel=SIX_DIGITS):
-    """Nested numbers are equal to `rel`; None only where None is expected. Tracked numbers have six digits."""
+    """Nested numbers are equal to `rel`; None only where None is expected. Tracked numbers have six
+    digits."""
     got, expected = (dict(tree_leaves_with_path(value)) for value in (got, expected))
     assert got.keys() == expected.keys()
     for path, x in expected.items():

@@ -1,4 +1,5 @@
-"""ViTs for tests: small ones of any layout, their function from the equations, and digits to train on."""
+"""ViTs for tests: small ones of any layout, their function from the equations, and digits to train
+on."""
 
 from dataclasses import replace
 
@@ -51,20 +52,26 @@ def labels(n=2, classes=7, seed=2):
 
 
 def cut(images, size: int):
-    """(B, channels, S, S) → (B, N, channels · size²), one pixel after the other: patches row by row, each as a
-    convolution's weight has it."""
+    """(B, channels, S, S) → (B, N, channels · size²), one pixel after the other: patches row by
+    row, each as a convolution's weight has it."""
     rows = []
     for image in images:
         rows.append([])
         for top in range(0, image.shape[1], size):
             for left in range(0, image.shape[2], size):
-                spots = [(c, top + y, left + x) for c in range(len(image)) for y in range(size) for x in range(size)]
+                spots = [
+                    (c, top + y, left + x)
+                    for c in range(len(image))
+                    for y in range(size)
+                    for x in range(size)
+                ]
                 rows[-1].append(torch.stack([image[spot] for spot in spots]))
     return torch.stack([torch.stack(row) for row in rows])
 
 
 def equation(net: reference.Net, weights: dict, images, size: int, pool: str, seen=None):
-    """Logits (B, n_class) of the equations, in plain float64. AssertionError for a weight that they do not use."""
+    """Logits (B, n_class) of the equations, in plain float64. AssertionError for a weight that they
+    do not use."""
     weights = dict(weights)
     x = cut(images, size) @ weights.pop("patch.weight").T + weights.pop("patch.bias", 0)
     if pool == "cls":
@@ -79,20 +86,30 @@ def equation(net: reference.Net, weights: dict, images, size: int, pool: str, se
 # ------------------------------------------------------------------------------------------------------------- digits
 
 # A V-DNT (S5) of two layers, a few milliseconds a step: beside the flags of support.runs.TINY.
-TINY = dict(patch_size=2, mlp="gelu_erf", bias=True, init="xavier_cut", residual_init="plain", init_std=0.1)
-TINY |= dict(block_size=1024, eval_tokens=0, batch_size=16, learning_rate=3e-3, data_workers=2)  # 1024: the default
-AUGMENTED = dict(crop_area=0.6, flip=True, rand_augment=5, mixup=0.4, cutmix=0.5, label_smoothing=0.1)
+TINY = dict(
+    patch_size=2, mlp="gelu_erf", bias=True, init="xavier_cut", residual_init="plain", init_std=0.1
+)
+# 1024: the default
+TINY |= dict(block_size=1024, eval_tokens=0, batch_size=16, learning_rate=3e-3, data_workers=2)
+AUGMENTED = dict(
+    crop_area=0.6, flip=True, rand_augment=5, mixup=0.4, cutmix=0.5, label_smoothing=0.1
+)
 
 
 def make_digits(folder, train=240, val=50, **changes) -> str:
-    """A prepared dataset of the first digits of scikit-learn, 8 × 8 gray pixels; returns the folder."""
+    """A prepared dataset of the first digits of scikit-learn, 8 × 8 gray pixels; returns the
+    folder."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = [encode(np.clip(15 * pixels, 0, 255)) for pixels in digits.images[: train + val]]
-    write_dataset(folder, images[:train], images[train:], classes=10, **dict(mean=[0.3], std=[0.35]) | changes)
+    write_dataset(
+        folder, images[:train], images[train:], classes=10, **dict(mean=[0.3], std=[0.35]) | changes
+    )
     for split, part in (("train", slice(0, train)), ("val", slice(train, train + val))):
         path = folder / f"{split}_labels.bin"
         digits.target[part].astype("<u2").tofile(path)
-        change_meta(folder, lambda meta: meta["splits"][split]["labels"].update(sha256=sha256(path)))  # noqa: B023
+        change_meta(
+            folder, lambda meta: meta["splits"][split]["labels"].update(sha256=sha256(path))
+        )  # noqa: B023
     return str(folder)

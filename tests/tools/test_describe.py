@@ -1,5 +1,5 @@
-"""`python model.py CONFIG`: equations, counts, bytes and learning rates are those of the network and its optimizer.
-What --plan counts is in test_plan.py."""
+"""`python model.py CONFIG`: equations, counts, bytes and learning rates are those of the network
+and its optimizer. What --plan counts is in test_plan.py."""
 
 import re
 
@@ -89,9 +89,20 @@ EQUATIONS = {
         "b: learned bias, 0 at first",
         "initial weights: N(0, 0.02²); Wv, Wup times 0.4082; Wo, Wdown times 0",
     ),
-    "σReparam": (dict(sigma_reparam=True), "q = g·Wq/σ(Wq) u", "g: learned scalar of σReparam, σ(W) at first; σ(W)"),
+    "σReparam": (
+        dict(sigma_reparam=True),
+        "q = g·Wq/σ(Wq) u",
+        "g: learned scalar of σReparam, σ(W) at first; σ(W)",
+    ),
     "experts, unified, shared, even by a bias": (
-        dict(n_expert=8, n_expert_active=3, n_expert_shared=2, router="sigmoid", router_scale=2.5, balance="bias")
+        dict(
+            n_expert=8,
+            n_expert_active=3,
+            n_expert_shared=2,
+            router="sigmoid",
+            router_scale=2.5,
+            balance="bias",
+        )
         | dict(gain="branch", gain_out="scale", mlp="swiglu", mid_norm="mlp"),
         "x ← x + γ·RMSNorm(ffn(RMSNorm(x)))",
         "r = sigmoid(Wrouter γ·u)",
@@ -121,24 +132,30 @@ def test_the_equations(name):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """run(*argv): `python model.py ARGV` in this process, in the root folder: (exit code, stdout, stderr)."""
+    """run(*argv): `python model.py ARGV` in this process, in the root folder: (exit code, stdout,
+    stderr)."""
     monkeypatch.chdir(ROOT)
     return lambda *argv: (call(main, *argv), *capsys.readouterr())
 
 
 def test_a_large_model(run):
-    """DNT's 1.4B: its parameters, and the optimizer state of the paper's Table 2: 11.5 and 5.7 GB. Muon has AdamW's
-    second moment for what is no matrix of the blocks; Adam-mini's one number per block of weights is too small to
-    show."""
+    """DNT's 1.4B: its parameters, and the optimizer state of the paper's Table 2: 11.5 and 5.7 GB.
+    Muon has AdamW's second moment for what is no matrix of the blocks; Adam-mini's one number per
+    block of weights is too small to show."""
     code, out, err = run("config/dnt_xl.py", "--lns=norm", "--vocab_size=50257")
     assert (code, err) == (0, "")
     rows = {}
-    for line in out.splitlines():  # the optimizer's table of groups comes later and has the same labels
+    # the optimizer's table of groups comes later and has the same labels
+    for line in out.splitlines():
         if line.strip():
             rows.setdefault(line.split()[0], line.split())
     d, layers = 1536, 48
-    total = 50304 * d + 1024 * d + 12 * d * d * layers + (layers + 1) * d + 2 * layers * (d + 64) + d
-    counts = dict(emb=50304 * d, qk=2 * d * d * layers, vo=2 * d * d * layers, ffn=8 * d * d * layers)
+    total = (
+        50304 * d + 1024 * d + 12 * d * d * layers + (layers + 1) * d + 2 * layers * (d + 64) + d
+    )
+    counts = dict(
+        emb=50304 * d, qk=2 * d * d * layers, vo=2 * d * d * layers, ffn=8 * d * d * layers
+    )
     for role, count in (counts | dict(gain_in=(layers + 1) * d, all=total)).items():
         assert rows[role][2] == f"{count:,}", role
     flops = 6 * (12 * d * d * layers + 50304 * d) + 12 * layers * d * 1024
@@ -152,21 +169,40 @@ def test_a_large_model(run):
 
 
 def test_a_mixture_of_experts(run):
-    """Parameters in all and active, by hand: of 8 experts a token meets 2 and the shared ones, an FFN of 2 widths."""
-    flags = dict(SIZE, n_expert=8, n_expert_shared=2, n_ff=24, mlp="swiglu", gain="branch", balance="bias")
+    """Parameters in all and active, by hand: of 8 experts a token meets 2 and the shared ones, an
+    FFN of 2 widths."""
+    flags = dict(
+        SIZE, n_expert=8, n_expert_shared=2, n_ff=24, mlp="swiglu", gain="branch", balance="bias"
+    )
     code, out, err = run(*(f"--{name}={value}" for name, value in flags.items()))
     assert (code, err) == (0, "")
-    assert out.startswith("3 blocks, 16 wide, 2 heads of 8, 8 experts of FFN 24 (2 active, 2 shared), context 8\n")
+    assert out.startswith(
+        "3 blocks, 16 wide, 2 heads of 8, 8 experts of FFN 24 (2 active, 2 shared), context 8\n"
+    )
     table = [line.split() for line in out.split("\n\n")[2].splitlines()]
     assert table[0] == ["role", "tensors", "parameters", "share", "active"]
     numbers = {row[0]: [int(row[i].replace(",", "")) for i in (1, 2, -1)] for row in table[1:]}
     d, width, layers = 16, 24, 3
-    assert numbers["ffn"] == [3 * 6, layers * 3 * d * width * (8 + 2), layers * 3 * d * width * (2 + 2)]
-    assert numbers["router"] == [3, layers * 8 * d, layers * 8 * d] and numbers["balance"] == [3, 3 * 8, 3 * 8]
-    assert numbers["gain_in"] == [3 * 8 + 1] + 2 * [(layers * 8 + 1) * d]  # q, k, v, router, gate and up twice
-    assert [sum(column) for column in zip(*numbers.values(), strict=True)] == [2 * n for n in numbers["all"]]
+    assert numbers["ffn"] == [
+        3 * 6,
+        layers * 3 * d * width * (8 + 2),
+        layers * 3 * d * width * (2 + 2),
+    ]
+    assert numbers["router"] == [3, layers * 8 * d, layers * 8 * d] and numbers["balance"] == [
+        3,
+        3 * 8,
+        3 * 8,
+    ]
+    # q, k, v, router, gate and up twice
+    assert numbers["gain_in"] == [3 * 8 + 1] + 2 * [(layers * 8 + 1) * d]
+    assert [sum(column) for column in zip(*numbers.values(), strict=True)] == [
+        2 * n for n in numbers["all"]
+    ]
     active = sum(numbers[role][2] for role in ("qk", "vo", "ffn", "router")) + 64 * d
-    assert f"{(6 * active + 12 * layers * d * 8) / 1e9:.3f} GFLOPs per token, forward and backward, counting" in out
+    assert (
+        f"{(6 * active + 12 * layers * d * 8) / 1e9:.3f} GFLOPs per token, forward and backward, counting"
+        in out
+    )
     assert "active" not in run("--n_layer=1")[1]
 
 
@@ -185,7 +221,9 @@ def run_small(run):
     """`run` with the flags TRAINED, unless given."""
 
     def run_small(*argv):
-        return run(*argv, *(f"--{k}={v}" for k, v in TRAINED.items() if f"--{k}=" not in " ".join(argv)))
+        return run(
+            *argv, *(f"--{k}={v}" for k, v in TRAINED.items() if f"--{k}=" not in " ".join(argv))
+        )
 
     return run_small
 
@@ -200,7 +238,14 @@ def test_learning_rates_of_a_configuration(run_small):
     assert gains == "  gains with decay 0: attn.pre (1), mlp.pre (1), final_norm (1)"
     shown = {line.split()[0]: line.split()[1:] for line in rates.splitlines()}
     roles = [line.split()[0] for line in groups.splitlines()[1:]]
-    assert list(shown) == ["LR", *roles] and set(roles) == {"emb", "pos", "qk", "vo", "ffn", "gain_in"}
+    assert list(shown) == ["LR", *roles] and set(roles) == {
+        "emb",
+        "pos",
+        "qk",
+        "vo",
+        "ffn",
+        "gain_in",
+    }
     assert shown["LR"] == ["at", "update", "1", "5", "6", "15", "20", "25"]
     assert shown["ffn"] == ["0.002", "0.01", "0.01", "0.01", "0.0055", "0.001"]
     assert shown["pos"] == ["0.001", "0.005", "0.005", "0.005", "0.00275", "0.0005"]
@@ -213,7 +258,11 @@ def test_a_plan(run_small):
     code, out, err = run_small("--plan", "--gpus=3", "--gpu=a800", "--micro_batch_size=2")
     assert (code, err) == (0, "")
     # a cell is two spaces or more from the next
-    found = {line[0]: line[1:] for line in (re.split("  +", line) for line in out.splitlines()) if len(line) > 1}
+    found = {
+        line[0]: line[1:]
+        for line in (re.split("  +", line) for line in out.splitlines())
+        if len(line) > 1
+    }
     assert found["GB"] == ["DDP", "DDP, checkpointing", "FSDP", "FSDP, checkpointing"]
     assert found["micro_batch_size that fits"] == ["4"] * 4 and found["accumulation"] == ["1"] * 4
     assert "80 GB each" in out and "MFU of 40% of 3 × 312 TFLOP/s" in out and "bfloat16" in out
@@ -228,7 +277,9 @@ def test_a_plan(run_small):
 
 
 def test_without_a_dataset_it_is_imagenet(run_small):
-    code, text, _ = run_small("--dataset=nowhere", "--patch_size=16", "--vocab_size=0", "--block_size=1024")
+    code, text, _ = run_small(
+        "--dataset=nowhere", "--patch_size=16", "--vocab_size=0", "--block_size=1024"
+    )
     first, second, *_ = text.splitlines()
     assert code == 0 and first.endswith("197 tokens an image")
     sizes = "images of 224 × 224 pixels, 3 channels, patches of 16 × 16, 1000 classes"
@@ -254,7 +305,10 @@ REFUSED = {
     "--plan --mfu=1.5": (1, "mfu=1.5 must be above 0"),
     "--plan --gpu_mem_gb=-1": (1, "gpu_mem_gb=-1 must not be negative"),
     "--plan --gpus=5": (1, "cannot be split over 5 processes: use 10 or 15"),
-    "--plan --gpus=4 --parallel=fsdp --fsdp_shard_size=3": (1, "fsdp_shard_size=3 does not divide the 4 processes"),
+    "--plan --gpus=4 --parallel=fsdp --fsdp_shard_size=3": (
+        1,
+        "fsdp_shard_size=3 does not divide the 4 processes",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and shards by hand."""
+"""`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and
+shards by hand."""
 
 import json
 from dataclasses import replace
@@ -37,22 +38,46 @@ from support.optimizers import filled
 SIZE = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 LLAMA = dict(pos="rope", mlp="swiglu", tie_weights=False, residual_init="plain")
-VIT = dict(patch_size=4, image_size=32, channels=3, n_class=10, block_size=65, vocab_size=0, mlp="gelu_erf", bias=True)
+VIT = dict(
+    patch_size=4,
+    image_size=32,
+    channels=3,
+    n_class=10,
+    block_size=65,
+    vocab_size=0,
+    mlp="gelu_erf",
+    bias=True,
+)
 LAYOUTS = {
     "DNT, msgdw": (DNT, dict(optimizer="msgdw")),
-    "DyT LLaMA, grouped queries": (LLAMA | dict(norm="dyt", embed_scale=True, n_kv_head=1, n_embd=96), {}),
+    "DyT LLaMA, grouped queries": (
+        LLAMA | dict(norm="dyt", embed_scale=True, n_kv_head=1, n_embd=96),
+        {},
+    ),
     "Pre-LN, Muon": ({}, dict(optimizer="muon")),
-    "GPT-2, checkpointing": (dict(norm="layernorm", bias=True), dict(activation_checkpointing=True)),
+    "GPT-2, checkpointing": (
+        dict(norm="layernorm", bias=True),
+        dict(activation_checkpointing=True),
+    ),
     "Mix-LN, Adam-mini": (dict(post_norm_blocks=1), dict(optimizer="adam_mini")),
-    "DNP, magnitudes, chunks": (dict(gain="branch", gain_out="norm", gain_param="magdir"), dict(loss_chunks=3)),
+    "DNP, magnitudes, chunks": (
+        dict(gain="branch", gain_out="norm", gain_param="magdir"),
+        dict(loss_chunks=3),
+    ),
     "sigmaReparam": (dict(sigma_reparam=True), dict(activation_checkpointing=True)),
     # in bf16 no case for torch's grouped product, since a row of 100 is no multiple of 16 bytes
     "experts, biases, Muon": (
-        LLAMA | dict(n_expert=4, n_expert_shared=1, n_ff=100, bias=True, router="sigmoid", balance="bias"),
+        LLAMA
+        | dict(
+            n_expert=4, n_expert_shared=1, n_ff=100, bias=True, router="sigmoid", balance="bias"
+        ),
         dict(optimizer="muon"),
     ),
     "experts, checkpointing": (dict(n_expert=4), dict(activation_checkpointing=True, z_coef=1e-3)),
-    "V-DNT, stochastic depth": (VIT | DNT | dict(drop_path=0.2), dict(optimizer="msgdw", label_smoothing=0.1)),
+    "V-DNT, stochastic depth": (
+        VIT | DNT | dict(drop_path=0.2),
+        dict(optimizer="msgdw", label_smoothing=0.1),
+    ),
 }
 
 
@@ -70,7 +95,8 @@ def count(model, optimizer, config) -> StepMemory:
 
 
 def added(model, optimizer, config, micro: int, accumulation: int, held: Held) -> int:
-    """The predicted peak of what a step adds: weights, state and batch, which exist before it, count as 0."""
+    """The predicted peak of what a step adds: weights, state and batch, which exist before it,
+    count as 0."""
     step = count(model, optimizer, config)
     step.row_bytes = 0
     return step.peak(micro, micro * accumulation, held._replace(weights=0, state=0)).total
@@ -120,12 +146,18 @@ def test_attention_has_no_scores():
 
 
 FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("DNP, magnitudes, chunks", 1)}
-FAST |= {("experts, biases, Muon", 2), ("experts, checkpointing", 1), ("V-DNT, stochastic depth", 1)}
+FAST |= {
+    ("experts, biases, Muon", 2),
+    ("experts, checkpointing", 1),
+    ("V-DNT, stochastic depth", 1),
+}
 
 
 def profiled_peak(run, path) -> int:
     """Peak of the bytes that torch's allocator has given out during run(), by torch's profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         run()
     profile.export_chrome_trace(str(path))
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
@@ -191,21 +223,28 @@ def test_a_gpus_micro_batch_is_the_largest_that_fits(setting, processes):
         config.must_fit = False
         split = choose_split(model, config, gpus(processes), limit)
         assert (split.parallel, split.micro, split.accumulation) == (kind, fits, 24 // fits)
-        assert f"{fits} (auto: the largest that fits; {peaks[fits] / 1e9:.1f} GB counted" in split.reason
+        assert (
+            f"{fits} (auto: the largest that fits; {peaks[fits] / 1e9:.1f} GB counted"
+            in split.reason
+        )
     split = choose_split(model, config, gpus(processes), peaks[1] / 2)
-    assert split.micro == 1 and split.reason.startswith("warning: memory may run out: micro_batch_size 1 (")
+    assert split.micro == 1 and split.reason.startswith(
+        "warning: memory may run out: micro_batch_size 1 ("
+    )
 
 
 def test_the_way_with_the_fewest_messages_that_fits_is_taken():
-    """DDP, then FSDP that keeps full weights, then by blocks, as the memory shrinks; a micro batch that is set, or the
-    smallest of 4096 tokens."""
+    """DDP, then FSDP that keeps full weights, then by blocks, as the memory shrinks; a micro batch
+    that is set, or the smallest of 4096 tokens."""
     flags = dict(n_layer=8, n_embd=128, block_size=2048, vocab_size=64)
     model, optimizer, config = build(flags, dict(batch_size=64), dtype=torch.bfloat16)
     assert [busy_micro_batch(tokens, 16) for tokens in (2048, 1500, 4096, 16)] == [2, 4, 1, 16]
     step = count(model, optimizer, config)
     for given in (0, 8):
         config = replace(config, micro_batch_size=given, must_fit=False)
-        ways = [way for kind in ("ddp", "fsdp") for way in list_ways(kind, model, optimizer, config, 4)]
+        ways = [
+            way for kind in ("ddp", "fsdp") for way in list_ways(kind, model, optimizer, config, 4)
+        ]
         needed = [step.peak(given or 2, 16, way.held).total for way in ways]
         assert needed[0] > needed[1] > needed[2]
         wanted = [("ddp", True), ("fsdp", True), ("fsdp", False), ("fsdp", False)]
@@ -220,10 +259,15 @@ def test_the_way_with_the_fewest_messages_that_fits_is_taken():
 
 def test_what_does_not_fit_is_refused():
     """Compiled, it may need half of what is kept: so that is tried."""
-    model, optimizer, config = build(dict(n_layer=4), dict(batch_size=8, compile=False), dtype=torch.bfloat16)
+    model, optimizer, config = build(
+        dict(n_layer=4), dict(batch_size=8, compile=False), dtype=torch.bfloat16
+    )
     one_row = count(model, optimizer, config).peak(1, 8, one_gpu(model, optimizer).held)
     for changes in ({}, dict(micro_batch_size=8)):
-        with pytest.raises(ValueError, match="does not fit into a GPU with micro_batch_size=.*--must_fit=False tries"):
+        with pytest.raises(
+            ValueError,
+            match="does not fit into a GPU with micro_batch_size=.*--must_fit=False tries",
+        ):
             choose_split(model, replace(config, **changes), gpus(1), 0.9 * one_row.total)
     compiled = replace(config, compile="auto")
     limit = least_bytes(one_row, compiled)
@@ -250,7 +294,8 @@ def test_counting_sends_no_messages(alone, monkeypatch):
 
 
 def test_shards_are_rows_rounded_up():
-    """10 rows of 3 over 4 processes: 3, 3, 3, 1 rows. A vector of 1 is on one process, a scalar on all."""
+    """10 rows of 3 over 4 processes: 3, 3, 3, 1 rows. A vector of 1 is on one process, a scalar on
+    all."""
     tensors = [torch.empty(10, 3), torch.empty(1), torch.empty(())]
     assert shard_bytes(tensors, 4) == 4 * (9 + 1 + 1)
     assert shard_bytes(tensors, 16) == 4 * (3 + 1 + 1)
@@ -258,13 +303,15 @@ def test_shards_are_rows_rounded_up():
 
 
 def test_what_each_way_holds_by_hand():
-    """2 blocks, bytes per parameter: 4 of weights, 4 of gradients, 8 of state, and under DDP 4 of buckets, or of the
-    message that follows the backward pass."""
+    """2 blocks, bytes per parameter: 4 of weights, 4 of gradients, 8 of state, and under DDP 4 of
+    buckets, or of the message that follows the backward pass."""
     model, optimizer, config = build({}, {})
     n, steps, d = model.num_params(), 4 * len(list(model.parameters())), 64
     alone = one_gpu(model, optimizer).held
     assert alone == Held(4 * n, 4 * n, 8 * n + steps)
-    assert ddp(model, optimizer, config, 4).held == alone._replace(extra=dict(reduction=4 * n, optimizer=0))
+    assert ddp(model, optimizer, config, 4).held == alone._replace(
+        extra=dict(reduction=4 * n, optimizer=0)
+    )
     buckets = ddp(model, optimizer, replace(config, compile="blocks"), 4).held
     assert buckets.gradients == 0 and set(buckets.extra.values()) == {4 * n}
     block = 12 * d * d  # its matrices
@@ -272,12 +319,18 @@ def test_what_each_way_holds_by_hand():
     assert n == 2 * block + root
     held = fsdp(model, optimizer, config, 4, keep=True).held
     assert held[:3] == (n, n, 2 * n + steps)  # every tensor has a multiple of 4 rows
-    kept = dict(forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block))
+    kept = dict(
+        forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block)
+    )
     assert held.extra == kept | dict(reduction=4 * 3 * root)
     assert held.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
-    apart = fsdp(*build(dict(tie_weights=False), {}), 4, keep=True).held  # a head, 512 d, larger than half a block
+    # a head, 512 d, larger than half a block
+    apart = fsdp(*build(dict(tie_weights=False), {}), 4, keep=True).held
     assert apart.extra["forward"] == 4 * (root + 512 * d + 4 * block)
-    assert apart.extra["backward"] == kept["backward"] + 4 * 512 * d and apart.extra["reduction"] == 4 * 3 * root
+    assert (
+        apart.extra["backward"] == kept["backward"] + 4 * 512 * d
+        and apart.extra["reduction"] == 4 * 3 * root
+    )
     step = count(model, optimizer, config)
     many, few = (step.peak(2, rows, alone).parts["everything else then"] for rows in (480, 4))
     assert many - few == 476 * 64 * 16  # a batch: 8 bytes an input, 8 a target
@@ -286,7 +339,8 @@ def test_what_each_way_holds_by_hand():
 
 
 def test_fsdp_by_blocks_by_hand():
-    """In bf16, of which a block's matrices are 2 bytes a parameter, and 4 where they are reduced."""
+    """In bf16, of which a block's matrices are 2 bytes a parameter, and 4 where they are
+    reduced."""
     model, optimizer, config = build({}, {}, dtype=torch.bfloat16)
     kept, by_blocks = (fsdp(model, optimizer, config, 4, keep).held for keep in (True, False))
     d = 64
@@ -297,11 +351,13 @@ def test_fsdp_by_blocks_by_hand():
 
 
 def test_messages_of_muon():
-    """Two blocks over 4 processes, bf16: of each shape a process sends one matrix (maybe padding) and receives 4."""
+    """Two blocks over 4 processes, bf16: of each shape a process sends one matrix (maybe padding)
+    and receives 4."""
     model, optimizer, _ = build({}, dict(optimizer="muon"), dtype=torch.bfloat16)
     assert message_bytes(optimizer, 4) == 2 * 2 * (4 + 1) * 256 * 64  # up, down
     assert message_bytes(build({}, {})[1], 4) == 0
-    experts = build(dict(n_expert=4, n_ff=32), dict(optimizer="muon"))[1]  # fp32; a stack goes as one
+    # fp32; a stack goes as one
+    experts = build(dict(n_expert=4, n_ff=32), dict(optimizer="muon"))[1]
     assert message_bytes(experts, 4) == 2 * 4 * (4 + 1) * 4 * 32 * 64
 
 
@@ -316,16 +372,24 @@ def alone():
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 # The peak is at the end of the backward pass (context 8), or in the loss (64).
 @pytest.mark.parametrize(
-    "case", spread(list(product((8, 64), (1, 2), ("blocks", True))), [(8, 2, "blocks"), (8, 1, True)]), ids=str
+    "case",
+    spread(list(product((8, 64), (1, 2), ("blocks", True))), [(8, 2, "blocks"), (8, 1, True)]),
+    ids=str,
 )
 def test_ddp_takes_what_was_predicted(case, alone):
-    """Real DDP: buckets as large as all gradients, which hold those of earlier micro batches too; or one message."""
+    """Real DDP: buckets as large as all gradients, which hold those of earlier micro batches too;
+    or one message."""
     context, accumulation, compile = case
     flags = DNT | dict(block_size=context, n_layer=3)
     model, optimizer, config = build(flags, dict(compile=compile))
-    predicted = added(model, optimizer, config, 4, accumulation, ddp(model, optimizer, config, 2).held)
+    predicted = added(
+        model, optimizer, config, 4, accumulation, ddp(model, optimizer, config, 2).held
+    )
     model, optimizer, config = build(flags, {}, device="cpu")
-    x, scaler = torch.zeros(4 * accumulation, context, dtype=torch.long), torch.amp.GradScaler("cpu", enabled=False)
+    x, scaler = (
+        torch.zeros(4 * accumulation, context, dtype=torch.long),
+        torch.amp.GradScaler("cpu", enabled=False),
+    )
     with Memory(dry=False) as memory:
         trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip)
         if compile == "blocks":
@@ -347,8 +411,11 @@ def test_days_by_hand():
     seconds = 8 * 64 * flops / 1e12
     work, time = describe_time(model, config, PlanConfig(gpus=2, mfu=0.5), torch.bfloat16)
     assert "1,000 steps of 8 × 64 = 512 tokens" in work and f"{512_000 / 1e9:.4g}e9 tokens" in work
-    assert time.startswith(f"{1000 * seconds / 86400:.3g} days, {seconds:.3g} s a step, {1e12 / flops:,.0f} tokens/s")
-    active = 6 * (2 * (4 + 2 * 8) * d * d + 2 * 8 * d + 512 * d) + 12 * 2 * d * 64  # 2 of 8 experts, and the routers
+    assert time.startswith(
+        f"{1000 * seconds / 86400:.3g} days, {seconds:.3g} s a step, {1e12 / flops:,.0f} tokens/s"
+    )
+    # 2 of 8 experts, and the routers
+    active = 6 * (2 * (4 + 2 * 8) * d * d + 2 * 8 * d + 512 * d) + 12 * 2 * d * 64
     work, _ = describe_time(build(dict(n_expert=8), {})[0], config, PlanConfig(), torch.bfloat16)
     assert work.endswith(f", {512_000 * active:.3g} FLOPs")
     config.peak_flops = 0.0
@@ -362,13 +429,17 @@ def test_every_gpu_has_memory_and_a_peak():
 
 
 def test_the_plan_of_images():
-    """Images, tokens and days agree with each other. Checkpoints: weights, AdamW's two moments, a step count for each
-    tensor; four files, and those kept for good."""
-    model, _, config = build(VIT | dict(n_layer=1, n_ff=4096), dict(batch_size=16, max_iters=1000, keep_every=300))
+    """Images, tokens and days agree with each other. Checkpoints: weights, AdamW's two moments, a
+    step count for each tensor; four files, and those kept for good."""
+    model, _, config = build(
+        VIT | dict(n_layer=1, n_ff=4096), dict(batch_size=16, max_iters=1000, keep_every=300)
+    )
     one_file = 12 * model.num_params() + 4 * len(list(model.parameters()))
     flops = 65 * model.flops_per_token()
     text = "\n".join(describe_plan(model, config, PlanConfig(gpus=2, mfu=0.5)))
-    assert "1,000 steps of 16 images × 65 = 1,040 tokens are 16,000 images, 0.00104e9 tokens, " in text
+    assert (
+        "1,000 steps of 16 images × 65 = 1,040 tokens are 16,000 images, 0.00104e9 tokens, " in text
+    )
     assert f"{16_000 * flops:.3g} FLOPs" in text and f", {989e12 / flops:,.0f} images/s" in text
     assert "not compiled (8 images of a step each)" in text
     assert f"a checkpoint: {one_file / 1e9:.2f} GB, and" in text

@@ -1,4 +1,5 @@
-"""Random changes of images, against numpy and against the distributions that they are drawn from."""
+"""Random changes of images, against numpy and against the distributions that they are drawn
+from."""
 
 from collections import Counter
 
@@ -27,9 +28,15 @@ def pixels(image):
     [
         (dict(crop_area=0), "crop_area=0 must be above 0"),
         (dict(label_smoothing=1.0), "label_smoothing=1.0 must be at least 0 and below 1"),
-        (dict(rand_augment=10.5), "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10"),
+        (
+            dict(rand_augment=10.5),
+            "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10",
+        ),
         (dict(rand_augment_std=float("inf")), "rand_augment_std=inf"),
-        (dict(crop_area=0.5, crop_padding=2), "two kinds of crops: set crop_area=1 or crop_padding=0"),
+        (
+            dict(crop_area=0.5, crop_padding=2),
+            "two kinds of crops: set crop_area=1 or crop_padding=0",
+        ),
     ],
 )
 def test_values_out_of_range(values, words):
@@ -53,9 +60,13 @@ def test_crops_have_areas_and_aspects_of_their_distributions(monkeypatch):
     assert found.min() >= 0 and found.max() <= 1000
     area, aspect = width * height / 1e6, np.log(width / height)
     small = area < 0.5  # all of these fit into the image, so none is drawn again
-    for values, low, high in ((area[small], 0.1, 0.5), (aspect[small], -np.log(4 / 3), np.log(4 / 3))):
+    for values, low, high in (
+        (area[small], 0.1, 0.5),
+        (aspect[small], -np.log(4 / 3), np.log(4 / 3)),
+    ):
         share = np.sort((values - low) / (high - low))
-        assert np.abs(share - np.linspace(0, 1, len(share))).max() < 1.95 / len(share) ** 0.5  # Kolmogorov, p = 0.001
+        # Kolmogorov, p = 0.001
+        assert np.abs(share - np.linspace(0, 1, len(share))).max() < 1.95 / len(share) ** 0.5
     wide = boxes(monkeypatch, Image.new("L", (90, 9)), 0.9, 1)
     np.testing.assert_allclose(wide, [[39, 0, 51, 9]])  # none fits: the middle
 
@@ -63,20 +74,33 @@ def test_crops_have_areas_and_aspects_of_their_distributions(monkeypatch):
 def test_a_crop_is_that_part_resized():
     image = Image.fromarray(np.tile(np.arange(100, dtype=np.uint8)[:, None], 100))
     found = pixels(augment.crop(image, 50, 0.25, generator(3)))
-    assert found.shape == (50, 50) and (np.diff(found, axis=0) >= 0).all() and (found == found[:, :1]).all()
+    assert (
+        found.shape == (50, 50)
+        and (np.diff(found, axis=0) >= 0).all()
+        and (found == found[:, :1]).all()
+    )
     assert 40 < found[-1, 0] - found[0, 0] < 100
 
 
 def test_padding_moves_and_brings_in_black():
-    image, rng, flags = Image.fromarray(noise(6, 6) // 2 + 100), generator(), TrainConfig(crop_padding=2)
+    image, rng, flags = (
+        Image.fromarray(noise(6, 6) // 2 + 100),
+        generator(),
+        TrainConfig(crop_padding=2),
+    )
     padded = np.pad(pixels(image), 2)
     moved = {padded[y : y + 6, x : x + 6].tobytes() for y in range(5) for x in range(5)}
-    assert {pixels(augment.change(image, 6, flags, 0, rng)).tobytes() for _ in range(300)} == moved and len(moved) == 25
+    assert {
+        pixels(augment.change(image, 6, flags, 0, rng)).tobytes() for _ in range(300)
+    } == moved and len(moved) == 25
 
 
 def test_every_second_image_is_flipped():
     image, rng = Image.fromarray(noise(6, 6, 3)), generator()
-    counts = Counter(pixels(augment.change(image, 6, TrainConfig(flip=True), 0, rng)).tobytes() for _ in range(400))
+    counts = Counter(
+        pixels(augment.change(image, 6, TrainConfig(flip=True), 0, rng)).tobytes()
+        for _ in range(400)
+    )
     assert counts.keys() == {pixels(image).tobytes(), pixels(image)[:, ::-1].tobytes()}
     assert 160 < min(counts.values())  # 4 sigma
 
@@ -93,14 +117,17 @@ def test_operations_against_numpy(image):
     assert (run("invert", 0.3) == 255 - x).all()
     assert (run("solarize", 0.5) == np.where(x < 128, x, 255 - x)).all()
     assert (run("solarize_add", 1) == np.where(x < 128, x + 110, x)).all()
-    assert (run("posterize", 0.5) == x // 64 * 64).all() and (run("posterize", 1) == x // 128 * 128).all()
+    assert (run("posterize", 0.5) == x // 64 * 64).all() and (
+        run("posterize", 1) == x // 128 * 128
+    ).all()
     low, high = x.min((0, 1)), x.max((0, 1))
     assert np.abs(run("auto_contrast", 0) - (x - low) * 255 / (high - low)).max() <= 1
     assert np.abs(run("brightness", 0.5) - np.minimum(x * 1.45, 255)).max() <= 1
     assert run("contrast", 1, -1).std() == pytest.approx(0.1 * x.std(), rel=0.3)
     assert run("sharpness", 1).std() > x.std() > run("sharpness", 1, -1).std()
     dark = Image.fromarray(noise(60, 60) // 8)
-    assert 0.9 < pixels(OPERATIONS["equalize"](dark, 0, 1, 0)).std() / (256 / 12**0.5) < 1.1  # of even values
+    # of even values
+    assert 0.9 < pixels(OPERATIONS["equalize"](dark, 0, 1, 0)).std() / (256 / 12**0.5) < 1.1
     moved = run("shift_x", 1 / 0.45 / 10)  # a tenth of 30 pixels
     assert (moved[:, :26] == x[:, 3:29]).all() and (moved[:, 28:] == 9).all()
     assert (run("shift_y", 1 / 0.45 / 10, -1)[4:] == x[2:18]).all()
@@ -108,7 +135,9 @@ def test_operations_against_numpy(image):
 
 def test_colour_only_changes_colours():
     assert (pixels(OPERATIONS["color"](GRAY, 0.9, -1, 0)) == pixels(GRAY)).all()
-    gray, wild = (pixels(OPERATIONS["color"](COLOUR, 1, sign, 0)).std(-1).mean() for sign in (-1, 1))
+    gray, wild = (
+        pixels(OPERATIONS["color"](COLOUR, 1, sign, 0)).std(-1).mean() for sign in (-1, 1)
+    )
     assert gray < 0.2 * pixels(COLOUR).std(-1).mean() < 0.2 * wild
 
 
@@ -123,15 +152,22 @@ def test_shears_and_rotations():
 
 
 def test_magnitude_0_changes_nothing_where_a_magnitude_counts():
-    same = {n for n, f in OPERATIONS.items() if (pixels(f(COLOUR, 0, 1, (0, 0, 0))) == pixels(COLOUR)).all()}
-    always = {"auto_contrast", "equalize", "invert", "posterize"}  # change something at any magnitude
+    same = {
+        n
+        for n, f in OPERATIONS.items()
+        if (pixels(f(COLOUR, 0, 1, (0, 0, 0))) == pixels(COLOUR)).all()
+    }
+    # change something at any magnitude
+    always = {"auto_contrast", "equalize", "invert", "posterize"}
     assert same - always == set(OPERATIONS) - always and "invert" not in same
 
 
 def test_two_operations_each_with_its_magnitude(monkeypatch):
     seen = []
     for name in OPERATIONS:
-        monkeypatch.setitem(OPERATIONS, name, lambda image, *rest, name=name: seen.append((name, *rest)) or image)
+        monkeypatch.setitem(
+            OPERATIONS, name, lambda image, *rest, name=name: seen.append((name, *rest)) or image
+        )
     rng = generator()
     for _ in range(3000):
         assert rand_augment(GRAY, 9, 0.5, 7, rng) is GRAY
@@ -140,12 +176,14 @@ def test_two_operations_each_with_its_magnitude(monkeypatch):
     counts = [names.count(name) for name in OPERATIONS]
     assert len(counts) == 15 and 140 < min(counts) and max(counts) < 260  # 200 each, 4 sigma
     levels = np.array(levels)
-    assert levels.max() == 1 and (levels == 1).mean() == pytest.approx(0.0228, abs=0.012)  # beyond 2 sigma
+    # beyond 2 sigma
+    assert levels.max() == 1 and (levels == 1).mean() == pytest.approx(0.0228, abs=0.012)
     assert np.median(levels) == pytest.approx(0.9, abs=0.005) and abs(np.mean(signs)) < 0.08
 
 
 def draw(settings, count=4000, side=16):
-    """The shares of `count` mixed images, zeros into which ones are mixed, and the means of what comes out."""
+    """The shares of `count` mixed images, zeros into which ones are mixed, and the means of what
+    comes out."""
     rng, shares, means = generator(), [], []
     for _ in range(count):
         image = np.zeros((1, side, side), np.float32)

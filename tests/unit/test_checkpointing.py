@@ -1,4 +1,5 @@
-"""Activation checkpointing: no bit of the result changes, and only the stream between blocks is kept."""
+"""Activation checkpointing: no bit of the result changes, and only the stream between blocks is
+kept."""
 
 import pytest
 import torch
@@ -19,19 +20,36 @@ def with_and_without(model, f) -> tuple:
 
 
 EXPERTS = dict(LLAMA, gain="branch", bias=True, n_expert=3, n_expert_shared=1, balance="bias")
-FLAGS = (dict(), LLAMA, dict(S5, dropout=0.2, drop_path=0.5), dict(LLAMA, dropout=0.3, sigma_reparam=True), EXPERTS)
+FLAGS = (
+    dict(),
+    LLAMA,
+    dict(S5, dropout=0.2, drop_path=0.5),
+    dict(LLAMA, dropout=0.3, sigma_reparam=True),
+    EXPERTS,
+)
 FLAGS += (dict(n_expert=4),)  # with a balance loss
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_checkpointing_changes_no_bit(flags, dtype):
-    model, (idx, targets) = build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype), batch()
-    for given in ((idx, targets), (idx, targets, torch.tensor([[0, 1, 2, 0, 1, 2, 3], [*range(6), 0]]))):  # documents
+    model, (idx, targets) = (
+        build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype),
+        batch(),
+    )
+    # documents
+    for given in (
+        (idx, targets),
+        (idx, targets, torch.tensor([[0, 1, 2, 0, 1, 2, 3], [*range(6), 0]])),
+    ):
         ours, plain = with_and_without(model, lambda given=given: gradients(model, *given))
         assert torch.equal(ours[0], plain[0])
-        assert [name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])] == []
-        sizes = with_and_without(model, lambda given=given: saved_for_backward(lambda: model(*given)))
+        assert [
+            name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])
+        ] == []
+        sizes = with_and_without(
+            model, lambda given=given: saved_for_backward(lambda: model(*given))
+        )
         assert 2 * sum(sizes[0]) < sum(sizes[1]) and len(sizes[0]) < len(sizes[1])
 
 
@@ -47,7 +65,8 @@ def test_checkpointing_keeps_one_stream_a_block():
 
 def test_checkpointing_has_no_effect_without_gradients(monkeypatch):
     model, (idx, targets) = build(LLAMA), batch()
-    evaluated = with_and_without(model, lambda: model(idx, targets)[1].detach())  # in eval mode, with gradients on
+    # in eval mode, with gradients on
+    evaluated = with_and_without(model, lambda: model(idx, targets)[1].detach())
     assert torch.equal(*evaluated)
 
     def forbidden(*args, **kwargs):
@@ -57,4 +76,6 @@ def test_checkpointing_has_no_effect_without_gradients(monkeypatch):
     with torch.no_grad():
         assert torch.equal(*with_and_without(model, lambda: model(idx, targets)[1]))
         assert torch.equal(*with_and_without(model, lambda: model.train()(idx)[0]))
-    assert torch.equal(*with_and_without(model, lambda: generate(model.eval(), idx, 6, temperature=0)))
+    assert torch.equal(
+        *with_and_without(model, lambda: generate(model.eval(), idx, 6, temperature=0))
+    )

@@ -35,7 +35,10 @@ def test_by_the_flag_and_the_gpu(setting, capability, names, monkeypatch):
     monkeypatch.setattr(kernels, "works", lambda *_: True)
     found, text = kernels.choose_kernels(setting, *GPU)
     assert found == names
-    assert text == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
+    assert (
+        text
+        == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
+    )
     assert kernels.choose_kernels(setting, torch.device("cpu"), torch.float32)[0] == ()
     assert "ffn" not in kernels.possible_kernels(setting, capability, torch.float32)
 
@@ -52,13 +55,19 @@ BROKEN["no compiler"] = fail, "no ptxas"
 @pytest.mark.parametrize("kind", BROKEN)
 def test_an_operator_that_is_wrong_is_left_out(kind, monkeypatch, capsys):
     """With one warning, however often it is asked for."""
-    (spoil, reason), (compute, shapes), trial = BROKEN[kind], kernels.TRIALS["cross_entropy"], kernels.try_kernel
+    (spoil, reason), (compute, shapes), trial = (
+        BROKEN[kind],
+        kernels.TRIALS["cross_entropy"],
+        kernels.try_kernel,
+    )
 
     def spoilt(logits):
         return compute(logits) if logits.dtype == torch.float64 else spoil(*compute(logits))
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels, "try_kernel", lambda name, device, dtype: trial(name, torch.device("cpu"), dtype))
+    monkeypatch.setattr(
+        kernels, "try_kernel", lambda name, device, dtype: trial(name, torch.device("cpu"), dtype)
+    )
     assert kernels.works("cross_entropy", torch.device("cpu"), GPU[1])
     monkeypatch.setitem(kernels.TRIALS, "cross_entropy", (spoilt, shapes))
     for _ in range(2):

@@ -18,7 +18,20 @@ from nanodnt.run.compilation import compile_parts
 from nanodnt.run.parallel import block_matrices
 from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, PARTS, S4, S5, SIZE, UNIFIED, batch, build, gradients
+from support.models import (
+    FIXUP,
+    LLAMA,
+    MANY_GAINS,
+    NONE,
+    PARTS,
+    S4,
+    S5,
+    SIZE,
+    UNIFIED,
+    batch,
+    build,
+    gradients,
+)
 from support.operators import (
     IGNORED,
     Watch,
@@ -36,8 +49,8 @@ from support.tolerances import as_near, roundings
 def test_compiled_activations_are_the_same_functions(backend):
     """Against float64, in value and gradient, relative to the larger of 1 and the value.
 
-    Compiled tanh is a difference of two numbers near 1, each off by up to three roundings: so is its error, whatever
-    the size of x. GELU's gradient multiplies that of tanh by up to 8."""
+    Compiled tanh is a difference of two numbers near 1, each off by up to three roundings: so is
+    its error, whatever the size of x. GELU's gradient multiplies that of tanh by up to 8."""
     powers = 10.0 ** torch.arange(-10, 12.5, 0.5)
     x = torch.cat((torch.linspace(-30, 30, 6001), powers, -powers, torch.zeros(1)))
 
@@ -64,16 +77,20 @@ def test_compiled_activations_are_the_same_functions(backend):
 
 
 def assert_compiled_is_eager(model, backend, tolerance):
-    """Loss and gradients, with other ignored targets each time, of one graph that is compiled once, whatever weights
-    and learning rate."""
+    """Loss and gradients, with other ignored targets each time, of one graph that is compiled once,
+    whatever weights and learning rate."""
     torch._dynamo.utils.counters.clear()
-    compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
+    compiled = standing_for(
+        model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    )
     config = TrainConfig()
     fill_defaults(config)
     optimizer = make_optimizer(model, config)
     for step, positions in enumerate(list(IGNORED.values())[:3]):
         idx, targets = batch_ignoring(positions)
-        assert_same_gradients(gradients(compiled, idx, targets), gradients(model, idx, targets), tolerance)
+        assert_same_gradients(
+            gradients(compiled, idx, targets), gradients(model, idx, targets), tolerance
+        )
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 / (1 + step)
         optimizer.step()
@@ -88,8 +105,8 @@ def assert_compiled_is_eager(model, backend, tolerance):
 @pytest.mark.parametrize("kernels", ((), ("cross_entropy",)), ids=str)
 @fresh_compiler()
 def test_the_compiled_model_is_one_graph_and_the_same(kernels):
-    """The loss's operator runs once a chunk, but not in eager code, nor without gradients. test_layout_properties.py
-    has other layouts, without learning."""
+    """The loss's operator runs once a chunk, but not in eager code, nor without gradients.
+    test_layout_properties.py has other layouts, without learning."""
     model, traced = build(UNIFIED, n_layer=1).train(), AotEagerAndRecordGraphs()
     model.set_runtime(loss_chunks=2, kernels=kernels)
     assert_compiled_is_eager(model, traced, 1e-10)
@@ -107,19 +124,24 @@ def test_the_compiled_model_is_one_graph_and_the_same(kernels):
 @pytest.mark.parametrize("dtype, tolerance", ((None, 5e-6), (torch.bfloat16, 0.01)), ids=str)
 @fresh_compiler()
 def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance, kernels):
-    """A fused loss that goes wrong when compiled has been seen with ignored targets. All that depends on the scheme is
-    in the trace, which test_layout_properties.py compares for each."""
+    """A fused loss that goes wrong when compiled has been seen with ignored targets. All that
+    depends on the scheme is in the trace, which test_layout_properties.py compares for each."""
     flags = (
-        dict(S4, sigma_reparam=True) if dtype is None else dict(norm="dyt", tie_weights=False, mlp="swiglu", **UNIFIED)
+        dict(S4, sigma_reparam=True)
+        if dtype is None
+        else dict(norm="dyt", tie_weights=False, mlp="swiglu", **UNIFIED)
     )
     model = GPT(GPTConfig(**SIZE | dict(flags, n_layer=1))).set_runtime(compute_dtype=dtype)
-    assert_compiled_is_eager(model.set_runtime(loss_chunks=2, kernels=kernels), "inductor", tolerance)
+    assert_compiled_is_eager(
+        model.set_runtime(loss_chunks=2, kernels=kernels), "inductor", tolerance
+    )
 
 
-BRANCHES = {f"lns={where}": dict(lns=where, residual_init="plain") for where in ("branch", "residual", "input")}
-NAMES = (
-    "S1, S5, LNS, dyt, post, Mix-LN, DeepNorm, mid, LN, no norm, LayerScale, SkipInit, sigmaReparam, HG, DP, DNP, OR"
-)
+BRANCHES = {
+    f"lns={where}": dict(lns=where, residual_init="plain")
+    for where in ("branch", "residual", "input")
+}
+NAMES = "S1, S5, LNS, dyt, post, Mix-LN, DeepNorm, mid, LN, no norm, LayerScale, SkipInit, sigmaReparam, HG, DP, DNP, OR"
 ALL_LAYOUTS = {name: PARTS[name][0] for name in NAMES.split(", ")}
 ALL_LAYOUTS |= BRANCHES | {"drop_path": dict(S5, drop_path=0.6), "fixup": FIXUP}
 ALL_LAYOUTS["lns_learn"] = dict(lns="norm", lns_learn=True)
@@ -136,31 +158,52 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     torch._dynamo.utils.counters.clear()
     for _ in range(2):
         model(*batch())[1].backward()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == KINDS.get(name, 1) + 2  # embedding and loss
+    # embedding and loss
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == KINDS.get(name, 1) + 2
     torch._dynamo.reset()
 
 
-QKV = {"LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA), "S5": S5, "many gains": MANY_GAINS}
-QKV |= {"unified": UNIFIED, "none": NONE, "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1)}
+QKV = {
+    "LLaMA": dict(lns="norm", bias=True, qk_norm=True, **LLAMA),
+    "S5": S5,
+    "many gains": MANY_GAINS,
+}
+QKV |= {
+    "unified": UNIFIED,
+    "none": NONE,
+    "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1),
+}
 QKV["rotated without a norm"] = LLAMA
 
 
 @pytest.mark.parametrize("name", spread(tuple(QKV), fast=("LLaMA", "rotated without a norm")))
 @fresh_compiler()
 def test_q_k_and_v_as_one_product_have_the_gradients_of_three(name):
-    """In float64 the same; in bf16 as near to float64 as those of three products. Where q and k are rotated without a
-    norm there are three, since one would keep q, k and v once more."""
-    model, traced = build(QKV[name], n_layer=1).train().set_runtime(kernels=("qkv",)), AotEagerAndRecordGraphs()
+    """In float64 the same; in bf16 as near to float64 as those of three products. Where q and k are
+    rotated without a norm there are three, since one would keep q, k and v once more."""
+    model, traced = (
+        build(QKV[name], n_layer=1).train().set_runtime(kernels=("qkv",)),
+        AotEagerAndRecordGraphs(),
+    )
     exact = gradients(model, *batch())[1]
     assert_compiled_is_eager(copy.deepcopy(model), traced, 1e-10)
     assert str(traced.bw_graphs[0].graph).count(".sum_of_products") == (QKV[name] is not LLAMA)
     torch._dynamo.reset()
     model.float().set_runtime(compute_dtype=torch.bfloat16)
-    separate, compiled = gradients(model, *batch())[1], torch.compile(model, backend="aot_eager", fullgraph=True)
+    separate, compiled = (
+        gradients(model, *batch())[1],
+        torch.compile(model, backend="aot_eager", fullgraph=True),
+    )
     assert as_near(gradients(standing_for(model, compiled), *batch())[1], separate, exact, times=2)
 
 
-GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
+GATHERED = {
+    "S5": S5,
+    "LLaMA": dict(lns="norm", **LLAMA),
+    "many gains": MANY_GAINS,
+    "unified": UNIFIED,
+    "none": NONE,
+}
 GATHERED["plain"] = {}
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
@@ -169,10 +212,14 @@ GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 @pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts", "plain")))
 @fresh_compiler()
 def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name, kernels):
-    """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
-    and of a block whose activations are recomputed."""
+    """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are
+    those of eager code, and of a block whose activations are recomputed."""
     has_kernel = "ffn" in kernels  # which rounds other numbers than eager code, as often
-    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16, kernels=kernels)
+    model = (
+        build(GATHERED[name], n_layer=1)
+        .float()
+        .set_runtime(compute_dtype=torch.bfloat16, kernels=kernels)
+    )
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
     x, rope = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
@@ -188,14 +235,17 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name, kernels):
     (compiled, kept), wanted = compiled_and_kept(block), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
-            assert (grad - right).norm() <= roundings(2 if has_kernel else 1, torch.bfloat16) * right.norm()
+            assert (grad - right).norm() <= roundings(
+                2 if has_kernel else 1, torch.bfloat16
+            ) * right.norm()
     large = [t.shape for t in kept if t.numel() >= 16 * 16]
     assert large and all({9, 18, 36} & set(shape) for shape in large)
 
 
 @pytest.mark.deep
 def test_compiled_code_is_found_again(tmp_path, monkeypatch):
-    """By the next start, forward and backward; an operator that does something else has another name."""
+    """By the next start, forward and backward; an operator that does something else has another
+    name."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     found, counters = {}, torch._dynamo.utils.counters
     for start in ("first", "second"):
@@ -203,7 +253,9 @@ def test_compiled_code_is_found_again(tmp_path, monkeypatch):
         counters.clear()
         model = build(S4, n_layer=1).train()
         torch.compile(model, dynamic=False)(*batch())[1].backward()
-        found[start] = {key: counters["aot_autograd"][f"autograd_cache_{key}"] for key in ("miss", "hit")}
+        found[start] = {
+            key: counters["aot_autograd"][f"autograd_cache_{key}"] for key in ("miss", "hit")
+        }
     assert found == dict(first=dict(miss=1, hit=0), second=dict(miss=0, hit=1))
     (tmp_path / "ops.py").write_bytes(Path(ops.__file__).read_bytes())
     assert namespace_of(tmp_path / "ops.py") == ops.NAMESPACE

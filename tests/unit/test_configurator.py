@@ -1,5 +1,5 @@
-"""configurator.py: which flags and files it accepts, which it refuses and in which words; that it runs no file; --help
-and the description of a run."""
+"""configurator.py: which flags and files it accepts, which it refuses and in which words; that it
+runs no file; --help and the description of a run."""
 
 import os
 import subprocess
@@ -14,7 +14,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configurator import ALLOWED, RENAMED, VERSION, ConfigError, configure, read_arguments, read_flags
+from configurator import (
+    ALLOWED,
+    RENAMED,
+    VERSION,
+    ConfigError,
+    configure,
+    read_arguments,
+    read_flags,
+)
 from model import GPTConfig
 from support.depth import examples
 from support.runs import ROOT
@@ -45,7 +53,9 @@ VALUES = {  # what is written after --KEY= and what it means
 }
 
 
-@pytest.mark.parametrize("name, text", [(name, text) for name, texts in VALUES.items() for text in texts])
+@pytest.mark.parametrize(
+    "name, text", [(name, text) for name, texts in VALUES.items() for text in texts]
+)
 def test_flag_values(name, text):
     (values, where), expected = load(f"--{name}={text}"), VALUES[name][text]
     assert values[name] == expected and type(values[name]) is type(expected)
@@ -65,7 +75,8 @@ def test_precedence(config):
     for argv in (["--seed=3", a, b], [a, "--seed=3", b], [a, b, "--seed=3"]):
         assert load(*argv)[1] == expected
     assert load(b, a)[1]["n_head"] == (1, "a.py:2")
-    assert load("--n_layer=12")[1] == {"n_layer": (12, "command line")}  # given, though it is the default
+    # given, though it is the default
+    assert load("--n_layer=12")[1] == {"n_layer": (12, "command line")}
 
 
 # ---------------------------------------------------------------------------- refused command lines
@@ -89,11 +100,14 @@ REFUSED = {  # a command line: its message
     "n_layer=3": "n_layer=3: write --n_layer=3",
     "--seed=1 --seed=1": "--seed is given twice, as '1' and '1': keep one",
     "missing.py": "cannot read config file 'missing.py': No such file or directory",
-    "--no\nsuch=1": "unknown flag --no such (--help lists them all)",  # one line, whatever was typed
+    # one line, whatever was typed
+    "--no\nsuch=1": "unknown flag --no such (--help lists them all)",
 }
 for (name, kinds), values in CANNOT_BE.items():
     for value in values:
-        REFUSED[f"--{name}={value}"] = f"command line: --{name} cannot be {value!r}: it takes {kinds}"
+        REFUSED[f"--{name}={value}"] = (
+            f"command line: --{name} cannot be {value!r}: it takes {kinds}"
+        )
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:40])
@@ -113,7 +127,9 @@ def test_a_value_error_of_a_dataclass_is_refused_in_the_same_way(capsys):
     assert configure(Checked, argv=["--n_embd=6"])[0] == [Checked(6)]
     with pytest.raises(SystemExit) as stop:
         configure(Checked, argv=["--n_embd=7"])
-    assert stop.value.code == 2 and capsys.readouterr().err == "error: n_embd=7 must be even: use 8\n"
+    assert (
+        stop.value.code == 2 and capsys.readouterr().err == "error: n_embd=7 must be even: use 8\n"
+    )
 
 
 # ------------------------------------------------------------------------------------ accepted files
@@ -165,7 +181,11 @@ def test_a_base_stands_in_place_of_its_line(config):
     config("_d = 2\nn_layer = 1\nn_head = 1\nseed = 1", "root.py")
     config('"""Doc."""\nbase = "../root.py"\nn_head = _d\nseed = 2', "sizes/middle.py")
     config("base = 'middle.py'\n\nseed = n_layer + 2", "sizes/top.py")
-    expected = {"n_layer": (1, "root.py:2"), "n_head": (2, "sizes/middle.py:3"), "seed": (3, "sizes/top.py:3")}
+    expected = {
+        "n_layer": (1, "root.py:2"),
+        "n_head": (2, "sizes/middle.py:3"),
+        "seed": (3, "sizes/top.py:3"),
+    }
     assert load("sizes/top.py")[1] == expected
 
 
@@ -191,7 +211,8 @@ def test_what_is_wrong_with_a_base_is_said_with_its_place(config, capsys, text):
 
 # ------------------------------------------------------------------------------------- refused files
 
-NOT_OF_KEYS = {  # a line that sets a key to what it does not take: the value, and what the key takes
+# a line that sets a key to what it does not take: the value, and what the key takes
+NOT_OF_KEYS = {
     "n_layer = '3'": ("'3'", "int"),
     "n_layer = True": ("True", "int"),
     "bias = 1": ("1", "True | False"),
@@ -210,16 +231,23 @@ REASONS = {  # a line: why it is refused
 }
 STATEMENTS = "import os | seed += 1 | seed: int = 1 | seed = n_head = 1 | seed, n_head = 1, 2"
 STATEMENTS += " | Model.seed = 1 | 'a second docstring' | if True: seed = 1 | def f(): pass"
-EXPRESSIONS = "int('1') | (1).real | [1] | [1][0] | 1 if True else 2 | (x := 1) | lambda: 1 | 1 < 2 | 1 << 2"
+EXPRESSIONS = (
+    "int('1') | (1).real | [1] | [1][0] | 1 if True else 2 | (x := 1) | lambda: 1 | 1 < 2 | 1 << 2"
+)
 EXPRESSIONS += " | ~1 | True and True | f'{1}' | b'x' | 1j"
-NO_DATA = [*STATEMENTS.split(" | "), *(f"seed = {expression}" for expression in EXPRESSIONS.split(" | "))]
+NO_DATA = [
+    *STATEMENTS.split(" | "),
+    *(f"seed = {expression}" for expression in EXPRESSIONS.split(" | ")),
+]
 REFUSED_LINES = {"seed = (": "'(' was never closed", "seed 3": "invalid syntax"}
 for line, (value, kinds) in NOT_OF_KEYS.items():
     REFUSED_LINES[line] = f"{line.split()[0]} cannot be {value}: it takes {kinds}"
 REFUSED_LINES |= {line: f"`{line}`: {reason}" for line, reason in REASONS.items()}
 REFUSED_LINES |= {line: f"`{line}`: not allowed; {ALLOWED}" for line in NO_DATA}
 # the words are Python's, or the value is complex
-REFUSED_LINES |= dict.fromkeys(["dropout = (-8) ** 0.5", "seed = 9 ** 9 ** 9", "seed = 0x" + "f" * 5000])
+REFUSED_LINES |= dict.fromkeys(
+    ["dropout = (-8) ** 0.5", "seed = 9 ** 9 ** 9", "seed = 0x" + "f" * 5000]
+)
 
 
 @pytest.mark.parametrize("line", REFUSED_LINES, ids=lambda line: line[:40])
@@ -238,7 +266,9 @@ def test_all_names_that_are_unknown_are_listed_at_once(config, capsys):
     words += "c.py:2: unknown key sead (did you mean seed?)"
     assert refused(capsys, config("eval_iters = 40\nsead = 1\nseed = 3"), "--backend=nccl") == words
     many = config("".join(f"key_{i} = 1\n" for i in range(15)))
-    assert refused(capsys, many).endswith("c.py:10: unknown key key_9 (--help lists them all); and 5 more")
+    assert refused(capsys, many).endswith(
+        "c.py:10: unknown key key_9 (--help lists them all); and 5 more"
+    )
 
 
 UNREADABLE = {
@@ -274,29 +304,86 @@ CODE = [  # run as a program, each makes the file X
 def test_code_is_not_run(capsys, config, line):
     with suppress(Exception):
         exec(compile(line, "control", "exec", dont_inherit=True), {})
-    Path("X").rmdir() if Path("X").is_dir() else Path("X").unlink()  # it was made, so what follows can fail
+    # it was made, so what follows can fail
+    Path("X").rmdir() if Path("X").is_dir() else Path("X").unlink()
     assert ALLOWED in refused(capsys, config(line))
     assert os.listdir() == ["c.py"]
 
 
 SCHEMA_FLAGS = read_flags(Model, Train)
-WORDS = [*SCHEMA_FLAGS, "_a", "base", " = ", " = ", "\n", "\n", "0", "9", "1e308", "0.5", "None", "True", "'x'", "b''"]
-WORDS += ["+", "-", "*", "/", "//", "**", "%", "(", ")", "--", "=", "f'{1}'", "abs", "lambda: 0", "\ud800", *CODE]
-SENTENCES = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=12).map("".join)
-KINDS = {"n_layer": int, "n_head": int, "dropout": float, "bias": bool, "norm": str, "seed": int, "out_dir": str}
-KINDS |= {"learning_rate": (float, type(None)), "start": str, "note": (str, type(None)), "compile": (str, bool)}
-KINDS |= {"to": str, "lr_decay_iters": (int, type(None)), "level": int, "either": (str, float, type(None))}
+WORDS = [
+    *SCHEMA_FLAGS,
+    "_a",
+    "base",
+    " = ",
+    " = ",
+    "\n",
+    "\n",
+    "0",
+    "9",
+    "1e308",
+    "0.5",
+    "None",
+    "True",
+    "'x'",
+    "b''",
+]
+WORDS += [
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "**",
+    "%",
+    "(",
+    ")",
+    "--",
+    "=",
+    "f'{1}'",
+    "abs",
+    "lambda: 0",
+    "\ud800",
+    *CODE,
+]
+SENTENCES = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=12).map(
+    "".join
+)
+KINDS = {
+    "n_layer": int,
+    "n_head": int,
+    "dropout": float,
+    "bias": bool,
+    "norm": str,
+    "seed": int,
+    "out_dir": str,
+}
+KINDS |= {
+    "learning_rate": (float, type(None)),
+    "start": str,
+    "note": (str, type(None)),
+    "compile": (str, bool),
+}
+KINDS |= {
+    "to": str,
+    "lr_decay_iters": (int, type(None)),
+    "level": int,
+    "either": (str, float, type(None)),
+}
 
 
 def check_outcome(argv):
-    """Either a ConfigError with a message, or values that their flags' types allow, stored as exactly those."""
+    """Either a ConfigError with a message, or values that their flags' types allow, stored as
+    exactly those."""
     try:
         loaded = read_arguments(argv, SCHEMA_FLAGS)
     except ConfigError as error:
         assert str(error)
         return
     for name, (value, where) in loaded.items():
-        assert isinstance(value, KINDS[name]) and isinstance(value, bool) <= (name in ("bias", "compile"))
+        assert isinstance(value, KINDS[name]) and isinstance(value, bool) <= (
+            name in ("bias", "compile")
+        )
         assert not isinstance(value, float) or abs(value) < float("inf")
         assert where == "command line" or where.rpartition(":")[2].isdigit()
 
@@ -322,9 +409,12 @@ def test_any_file_and_any_command_line_load_or_are_refused(scratch, text, argv):
 # ------------------------------------------------------------------------------ paths and texts
 
 
-@pytest.mark.parametrize("text, path", [("~/x", "/home/me/x"), ("./~x", "./~x"), ("out/~", "out/~"), ("", "")])
+@pytest.mark.parametrize(
+    "text, path", [("~/x", "/home/me/x"), ("./~x", "./~x"), ("out/~", "out/~"), ("", "")]
+)
 def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, path, config, monkeypatch):
-    """On the command line, in a config file, and among what is not read but listed; not in a text."""
+    """On the command line, in a config file, and among what is not read but listed; not in a
+    text."""
     monkeypatch.setenv("HOME", "/home/me")
     values, _ = load(f"--to={text}", f"--start={text}")
     assert (values["to"], values["start"]) == (path, text)
@@ -335,13 +425,18 @@ def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, path, confi
 def test_a_home_folder_that_is_not_there(config, capsys):
     """A shell would make a folder that is called ~no body."""
     advice = "there is no user 'no body': write the whole path, or ./~no body/x for a folder of that name"
-    assert refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
+    assert (
+        refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
+    )
     assert refused(capsys, "~no body/x") == f"'~no body/x': {advice}"
 
 
 def test_a_text_that_is_not_utf8_is_refused(config, capsys):
     """A path may be any bytes."""
-    assert refused(capsys, "--start=\udcff") == "command line: --start cannot be '\\udcff': it is not UTF-8 text"
+    assert (
+        refused(capsys, "--start=\udcff")
+        == "command line: --start cannot be '\\udcff': it is not UTF-8 text"
+    )
     assert load("--to=a\udcff")[0]["to"] == "a\udcff"
 
 
@@ -391,7 +486,9 @@ def test_comments_and_sections():
     assert list(flags) == [*vars(Model()), *vars(Train())]
     sections = ["size"] * 2 + ["parts"] * 3 + ["optimizer"] * 3 + ["output"] * 7
     assert [flag.section for flag in flags.values()] == sections
-    continued = 'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
+    continued = (
+        'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
+    )
     assert flags["learning_rate"].help == continued
     assert flags["seed"].help == "of everything"
     assert flags["out_dir"].help == "run directory # with a second hash"
@@ -460,13 +557,18 @@ def test_as_a_program(config):
         return done.returncode, done.stdout, done.stderr
 
     assert run("missing.py", "-h", "--n_layr=1") == (0, HELP, "")
-    assert run("--n_layr=1", "--version") == (0, f"nanoDNT {VERSION}, torch {torch.__version__}\n", "")
+    assert run("--n_layr=1", "--version") == (
+        0,
+        f"nanoDNT {VERSION}, torch {torch.__version__}\n",
+        "",
+    )
     assert run("small.py", "--n_layer=100") == (0, DESCRIPTION, "")
     assert run("--n_layr=1") == (2, "", "error: unknown flag --n_layr (did you mean --n_layer?)\n")
 
 
 def test_help_that_nobody_reads():
-    """As in `--help | true`, after `true` has ended: the exit code that shells report for SIGPIPE, no traceback."""
+    """As in `--help | true`, after `true` has ended: the exit code that shells report for SIGPIPE,
+    no traceback."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as pipe:

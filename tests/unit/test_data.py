@@ -1,4 +1,5 @@
-"""Batches as a function of the step, validation windows, tokenizers, and the checks of meta.json."""
+"""Batches as a function of the step, validation windows, tokenizers, and the checks of
+meta.json."""
 
 import os
 from pathlib import Path
@@ -36,7 +37,8 @@ def test_permutation_is_one_and_depends_on_the_key(n):
 def test_an_epoch_sees_every_window_once_and_targets_are_shifted_by_one(folder):
     data = PreparedText(folder, block_size=8, seed=3)
     assert data.n_train == (830 - 8) // 8
-    x, y = map(np.concatenate, zip(*(data.batch(step, 2) for step in range(51)), strict=True))  # 102 windows: an epoch
+    # 102 windows: an epoch
+    x, y = map(np.concatenate, zip(*(data.batch(step, 2) for step in range(51)), strict=True))
     assert data.n_train == len(x) and (np.diff(np.sort(x[:, 0])) == 8).all()
     assert (x == x[:, :1] + np.arange(8)).all() and (y == x + 1).all()  # token i of the file is i
 
@@ -58,7 +60,8 @@ def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
 
 
 def test_an_offset_moves_a_batch_by_so_many_rows(folder):
-    """Steps 2 and 3 of 5 rows after 14 rows: rows 14 to 24 of the order, 4 more than steps of 5 rows have read."""
+    """Steps 2 and 3 of 5 rows after 14 rows: rows 14 to 24 of the order, 4 more than steps of 5
+    rows have read."""
     data = PreparedText(folder, 8)
     moved = [data.batch(step, 5, offset=4)[0] for step in (2, 3)]
     assert (np.concatenate(moved) == data.batch(0, 24)[0][14:24]).all()
@@ -68,7 +71,10 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
     data = PreparedText(folder, 8)
     whole = data.batch(9, 12)[0]
     for n in (4, 3):
-        assert (np.concatenate([data.batch(9, 12, slice(i, i + n))[0] for i in range(0, 12, n)]) == whole).all()
+        assert (
+            np.concatenate([data.batch(9, 12, slice(i, i + n))[0] for i in range(0, 12, n)])
+            == whole
+        ).all()
     x, _ = data.batch(0, 250)  # two and a half epochs
     assert len(x) == 250 and len({int(r[0]) for r in x[:102]}) == 102
 
@@ -91,7 +97,9 @@ def test_validation_windows_are_fixed_spread_and_bounded(folder):
 
 def test_uint32_files(tmp_path):
     tokens = np.arange(70_000, 70_100)
-    data = PreparedText(prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8)
+    data = PreparedText(
+        prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8
+    )
     assert data.batch(0, 3)[0].min() >= 70_000 and data.batch(0, 3)[0].dtype == np.int64
 
 
@@ -140,7 +148,9 @@ def test_a_damaged_dataset_is_refused_in_one_line(folder, damage, words):
 
 
 def test_too_short_for_a_window(folder):
-    with pytest.raises(ValueError, match="prepare more text, or lower --block_size .not with a checkpoint"):
+    with pytest.raises(
+        ValueError, match="prepare more text, or lower --block_size .not with a checkpoint"
+    ):
         PreparedText(folder, 97)
 
 
@@ -161,6 +171,10 @@ def test_tokenizers():
     assert (byte.vocab_size, byte.eot) == (257, 256)
     assert byte.decode([104, 256, 105, 9999, -1]) == "hi" and byte.decode([0xC3]) == "\ufffd"
     char = Tokenizer(Tokenizer.meta_for("chars", sorted(set(text))))
-    assert char.decode(char.encode(text)) == text and char.eot is None and char.vocab_size == len(set(text))
+    assert (
+        char.decode(char.encode(text)) == text
+        and char.eot is None
+        and char.vocab_size == len(set(text))
+    )
     with pytest.raises(ValueError, match="alphabet"):
         char.encode("xyz")

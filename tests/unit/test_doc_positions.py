@@ -24,7 +24,11 @@ def positions_plainly(ids, opening):
 def documents(seed, n, before, after):
     """A text of n documents of 1 to 29 letters, with these ids before and after each."""
     rng = np.random.default_rng(seed)
-    return [i for _ in range(n) for i in (*before, *rng.integers(3, 28, rng.integers(1, 30)).tolist(), *after)]
+    return [
+        i
+        for _ in range(n)
+        for i in (*before, *rng.integers(3, 28, rng.integers(1, 30)).tolist(), *after)
+    ]
 
 
 KINDS = {  # tokenizer, what stands before and after a document, what opens one
@@ -37,7 +41,10 @@ KINDS = {  # tokenizer, what stands before and after a document, what opens one
 @pytest.fixture(scope="module", params=KINDS)
 def text(request, tmp_path_factory):
     tokenizer, before, after, opening = KINDS[request.param]
-    splits = {split: (documents(seed, 40, before, after), {}) for split, seed in (("train", 0), ("val", 1))}
+    splits = {
+        split: (documents(seed, 40, before, after), {})
+        for split, seed in (("train", 0), ("val", 1))
+    }
     return write_ids(tmp_path_factory.mktemp("text"), tokenizer, splits), opening
 
 
@@ -53,7 +60,9 @@ def test_windows_have_positions(text):
     data = PreparedText(folder, T, doc_mask=True)
     positions = check(data.batch(0, data.n_train), opening)
     assert (positions[:, 0] == 0).all()  # though most windows begin inside a document
-    assert (positions[:, 1:] == 0).any(0).all() and (data.batch(0, data.n_train)[0][:, 0] != opening).any()
+    assert (positions[:, 1:] == 0).any(0).all() and (
+        data.batch(0, data.n_train)[0][:, 0] != opening
+    ).any()
     check(data.val_batch(data.validation(), len(data.validation())), opening)
 
 
@@ -68,6 +77,8 @@ def test_the_rest_of_a_batch_is_the_same(text):
 
 
 def test_characters_have_no_documents(dataset):
-    with pytest.raises(ValueError, match="doc_mask=True needs documents.*chars.*no end of text") as error:
+    with pytest.raises(
+        ValueError, match="doc_mask=True needs documents.*chars.*no end of text"
+    ) as error:
         open_prepared(str(dataset), T, doc_mask=True)
     assert "\n" not in str(error.value) and open_prepared(str(dataset), T).doc_mask is False

@@ -1,4 +1,5 @@
-"""The FFN whose products apply GELU (layers/ffn.py): it is eager code's, and the layouts that take it."""
+"""The FFN whose products apply GELU (layers/ffn.py): it is eager code's, and the layouts that take
+it."""
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ CASES = {  # flags, whether it is taken
 
 @pytest.mark.parametrize("name", spread(CASES, fast=("GPT-2", "DNT", "SwiGLU", "float64")))
 def test_compiled_code_takes_it_and_is_eager_code(name, monkeypatch):
-    """In float64. test_compiled.py has it in bf16. With checkpointing activations are computed again."""
+    """In float64. test_compiled.py has it in bf16. With checkpointing activations are computed
+    again."""
     flags, taken = CASES[name]
     monkeypatch.setattr(ffn, "DTYPES", ffn.DTYPES if name == "float64" else (torch.float64,))
     inputs = (tokens(2, 1), tokens(2, 1)) if name == "one row" else batch()
@@ -44,7 +46,10 @@ def test_compiled_code_takes_it_and_is_eager_code(name, monkeypatch):
         compiled = torch.compile(model, backend=traced, fullgraph=True, dynamic=False)
         assert_same_gradients(gradients(standing_for(model, compiled), *inputs), wanted, 1e-10)
         graphs = "".join(str(graph.graph) for graph in traced.fw_graphs + traced.bw_graphs)
-        calls = [graphs.count(f".{operator}.") for operator in ("multiply_and_activate", "multiply_and_scale")]
+        calls = [
+            graphs.count(f".{operator}.")
+            for operator in ("multiply_and_activate", "multiply_and_scale")
+        ]
         assert calls == [taken * (1 + model.runtime.checkpointing), taken]
 
 

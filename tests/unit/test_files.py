@@ -64,5 +64,7 @@ def test_what_is_in_the_way_is_named_and_nothing_made(name, folder):
         with no_superuser(), pytest.raises(ValueError) as error:
             function(folder / name, "--out_dir")
         why = f"{folder / WRONG[name]} is no folder to write to"
-        assert str(error.value) == f"cannot write to {folder / name} ({why}): choose another --out_dir"
+        assert (
+            str(error.value) == f"cannot write to {folder / name} ({why}): choose another --out_dir"
+        )
     assert contents(folder) == before and not (folder / "nowhere").exists()

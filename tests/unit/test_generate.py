@@ -1,4 +1,5 @@
-"""Sampling: the KV cache, `generate` compared with a plain loop, and which tokens are drawn, and how often."""
+"""Sampling: the KV cache, `generate` compared with a plain loop, and which tokens are drawn, and
+how often."""
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from support.models import LLAMA, POST, S5, build, tokens
 
 
 def plain_loop(model, idx, n, temperature=0.0, generator=None):
-    """Sampling without a cache. Past block_size (9) a window restarts at the last 4 tokens and grows again."""
+    """Sampling without a cache. Past block_size (9) a window restarts at the last 4 tokens and
+    grows again."""
     start = 0
     for _ in range(n):
         if idx.shape[1] - start > 9:
@@ -26,7 +28,12 @@ def plain_loop(model, idx, n, temperature=0.0, generator=None):
 
 # tokens of the prompt, tokens to generate; block_size is 9
 LENGTHS = ((1, 8), (4, 6), (3, 20), (9, 7), (12, 8))
-WALKED = {"learned": dict(), "gqa": dict(n_kv_head=2), "llama S5": dict(LLAMA, **S5), "post": dict(POST, pos="rope")}
+WALKED = {
+    "learned": dict(),
+    "gqa": dict(n_kv_head=2),
+    "llama S5": dict(LLAMA, **S5),
+    "post": dict(POST, pos="rope"),
+}
 
 
 @pytest.mark.parametrize("flags", WALKED.values(), ids=WALKED)
@@ -56,7 +63,9 @@ def test_generate_stops_row_by_row():
     model, idx = build(dict(vocab_size=4)), tokens(4, 2, vocab=4)
 
     def run(n, stop=None):
-        return generate(model, idx, n, temperature=5.0, stop=stop, generator=torch.Generator().manual_seed(0))
+        return generate(
+            model, idx, n, temperature=5.0, stop=stop, generator=torch.Generator().manual_seed(0)
+        )
 
     for stop in (0, 3):
         expected, ends = run(30), []
@@ -65,7 +74,8 @@ def test_generate_stops_row_by_row():
             assert len(hits)
             ends.append(2 + hits[0].item() + 1)
             row[ends[-1] :] = stop
-        assert len(set(ends)) > 1  # rows end at different positions, and a stop token in a prompt ends none
+        # rows end at different positions, and a stop token in a prompt ends none
+        assert len(set(ends)) > 1
         assert torch.equal(run(30, stop), expected[:, : max(ends)])
         short = max(ends) - 2 - 1  # cut off before the last row ends
         assert torch.equal(run(short, stop), expected[:, : 2 + short])
@@ -77,9 +87,12 @@ def test_padding_tokens_are_never_sampled(tied):
     model = build(dict(tie_weights=tied))
     table = (model.wte if tied else model.head).weight
     with torch.no_grad():
-        table[50:57], table[57:] = 1e4, -1e4  # whatever the sign of the stream's sum, some padding token wins
+        # whatever the sign of the stream's sum, some padding token wins
+        table[50:57], table[57:] = 1e4, -1e4
     for options in (dict(temperature=0), dict(temperature=100.0), dict(top_k=60)):
-        out = generate(model, tokens(64, 12), 3, generator=torch.Generator().manual_seed(0), **options)
+        out = generate(
+            model, tokens(64, 12), 3, generator=torch.Generator().manual_seed(0), **options
+        )
         assert out.max() < 50, options
 
 
@@ -105,9 +118,13 @@ def test_sampling_support(options, support):
 
 
 def test_sampling_treats_rows_apart():
-    logits = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9]]).log().repeat(500, 1)
+    logits = (
+        torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9]]).log().repeat(500, 1)
+    )
     for options, last in ((dict(top_k=2), {0, 1, 2}), (dict(top_p=0.6), {2})):
-        out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options).view(500, 3)
+        out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options).view(
+            500, 3
+        )
         assert [set(column.tolist()) for column in out.T] == [{0, 1}, {1, 2}, last]
 
 

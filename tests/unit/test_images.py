@@ -1,4 +1,5 @@
-"""Images as a function of the step: the digits, batches by threads and processes, mixing, validation, refusals."""
+"""Images as a function of the step: the digits, batches by threads and processes, mixing,
+validation, refusals."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def digits(tmp_path_factory):
 def colour(tmp_path_factory):
     """23 images of 12 × 12 to train on, of which the first 7 validate."""
     images = [encode(noise(12, 12, 3, seed=i)) for i in range(23)]
-    return write_dataset(tmp_path_factory.mktemp("data") / "colour", images, images[:7], image_size=12, channels=3)
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "colour", images, images[:7], image_size=12, channels=3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,11 @@ def test_digits_are_those_of_scikit_learn(digits):
 
     expected, data = load_digits(), PreparedImages(digits, 16, image_size=8)
     held_out = np.arange(1797) % 5 == 0
-    assert (data.n_train, data.n_val, data.meta["classes"]) == (1437, 360, [str(i) for i in range(10)])
+    assert (data.n_train, data.n_val, data.meta["classes"]) == (
+        1437,
+        360,
+        [str(i) for i in range(10)],
+    )
     pixels = expected.images * 15 / 255
     mean, std = pixels[~held_out].mean(), pixels[~held_out].std()
     assert data.meta["mean"] == [round(mean, 6)] and data.meta["std"] == [round(std, 6)]
@@ -68,7 +75,9 @@ def test_digits_are_those_of_scikit_learn(digits):
     np.testing.assert_allclose(images, reference[held_out], atol=1e-5)
     assert (labels == expected.target[held_out]).all()
     images, labels = epoch(data, 64)
-    wanted = zip(map(rounded, reference[~held_out]), expected.target[~held_out].tolist(), strict=True)
+    wanted = zip(
+        map(rounded, reference[~held_out]), expected.target[~held_out].tolist(), strict=True
+    )
     assert sorted(zip(map(rounded, images), labels.tolist(), strict=True)) == sorted(wanted)
     assert "1,437 images an epoch, of 10 classes" in data.describe()
 
@@ -77,11 +86,17 @@ def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
     data = opened(colour)
     images, labels = epoch(data, 1)
     reference = np.stack([noise(12, 12, 3, seed=i) for i in range(23)]).transpose(0, 3, 1, 2) / 255
-    reference = (reference - np.reshape([0.25, 0.5, 0.75], (3, 1, 1))) / np.reshape([0.5, 0.25, 0.125], (3, 1, 1))
+    reference = (reference - np.reshape([0.25, 0.5, 0.75], (3, 1, 1))) / np.reshape(
+        [0.5, 0.25, 0.125], (3, 1, 1)
+    )
     place = [np.abs(reference - image).max((1, 2, 3)).argmin() for image in images]
     assert sorted(place) == list(range(23)) and place != list(range(23))
     np.testing.assert_allclose(images, reference[place], atol=1e-5)
-    assert images.dtype == np.float32 and labels.dtype == np.int64 and labels.tolist() == [i % 4 for i in place]
+    assert (
+        images.dtype == np.float32
+        and labels.dtype == np.int64
+        and labels.tolist() == [i % 4 for i in place]
+    )
     second = data.batch(1, 23)[0]
     assert sorted(map(rounded, second)) == sorted(map(rounded, images)) and (second != images).any()
 
@@ -109,7 +124,9 @@ def test_an_offset_moves_a_batch_by_so_many_images(colour):
 
 def test_a_batch_depends_on_seed_and_step(colour):
     a, b = (opened(colour, ALL, seed=seed) for seed in (1, 2))
-    assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
+    assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (
+        a.batch(0, 8)[3] != a.batch(1, 8)[3]
+    ).all()
     share = opened(colour, TrainConfig(mixup=1)).batch(0, 23)[3]
     assert len(set(share.tolist())) == 23  # each index draws for itself
 
@@ -151,8 +168,14 @@ def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
     assert plain.validation().tolist() == list(range(7)) and plain.validation(1).tolist() == [0]
     chosen = plain.validation(40)
     images, labels = plain.val_batch(chosen, 6)
-    assert images.shape == (6, 3, 12, 12) and labels.tolist() == [0, 1, 3, 1, -1, -1] and not images[4:].any()
-    for part, expected in zip(augmented.val_batch(chosen, 6), (images, labels, labels, np.ones(6)), strict=True):
+    assert (
+        images.shape == (6, 3, 12, 12)
+        and labels.tolist() == [0, 1, 3, 1, -1, -1]
+        and not images[4:].any()
+    )
+    for part, expected in zip(
+        augmented.val_batch(chosen, 6), (images, labels, labels, np.ones(6)), strict=True
+    ):
         assert (part == expected).all()
     assert augmented.val_batch(chosen[:0], 3)[1].tolist() == [-1] * 3
 
@@ -160,11 +183,15 @@ def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
 def test_images_of_several_sizes_are_cut_in_the_middle(photos):
     data = opened(photos, size=28)
     images, _ = data.val_batch(data.validation(), 3)
-    scale = 60 / 32  # 28 / 0.875 = 32 pixels for the shorter side; the ramp rises by 1 a pixel in both directions
+    # 28 / 0.875 = 32 pixels for the shorter side; the ramp rises by 1 a pixel in both directions
+    scale = 60 / 32
     places = scale * (np.arange(28) - 13.5)
     middle = np.add.outer(places + 29.5, places + 39.5)
     for image in (images[0], images[1], images[2].transpose(0, 2, 1)):
-        values = 255 * (image * np.reshape([0.5, 0.25, 0.125], (3, 1, 1)) + np.reshape([0.25, 0.5, 0.75], (3, 1, 1)))
+        values = 255 * (
+            image * np.reshape([0.5, 0.25, 0.125], (3, 1, 1))
+            + np.reshape([0.25, 0.5, 0.75], (3, 1, 1))
+        )
         assert np.abs(values - middle).max() < 4  # JPEG adds 1 or 2
 
 

@@ -1,4 +1,5 @@
-"""Initialisation: standard deviations, initial values of gains and scalars, seeds; and parameter counts."""
+"""Initialisation: standard deviations, initial values of gains and scalars, seeds; and parameter
+counts."""
 
 import math
 import re
@@ -13,7 +14,15 @@ from model import GPT, GPTConfig
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
 from support.tolerances import roundings
 
-WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
+WIDE = dict(
+    n_layer=3,
+    n_head=4,
+    n_embd=192,
+    block_size=256,
+    vocab_size=640,
+    pos="learned",
+    tie_weights=False,
+)
 
 
 def test_a_seed_means_the_same_weights_whatever_the_global_generator_does():
@@ -24,17 +33,23 @@ def test_a_seed_means_the_same_weights_whatever_the_global_generator_does():
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     again, other = GPT(config, seed=5), GPT(config, seed=6)
-    for (name, p), q, r in zip(model.named_parameters(), again.parameters(), other.parameters(), strict=True):
+    for (name, p), q, r in zip(
+        model.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
         assert torch.equal(p, q), name
         assert torch.equal(p, r) == (p.ndim == 1), name
     other.init_weights(5)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
-M = 6**-0.5  # Fixup: (2L)^(-1/2) at L = 3 with two matrices in a branch; SwiGLU's gate and up each get its root
+# Fixup: (2L)^(-1/2) at L = 3 with two matrices in a branch; SwiGLU's gate and up each get its root
+M = 6**-0.5
 BETA = 24**-0.25  # DeepNorm: (8L)^(-1/4)
 XAVIER_ATTN, XAVIER_FFN = (2 / (192 + 192)) ** 0.5, (2 / (192 + 768)) ** 0.5
-SAME, GPT2, DEPTH = [1.0] * 3, [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # by block: 1, 1/√(2L), 1/√(2ℓ)
+# by block: 1, 1/√(2L), 1/√(2ℓ)
+SAME, GPT2, DEPTH = [1.0] * 3, [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]
 
 
 @pytest.mark.parametrize(
@@ -43,18 +58,42 @@ SAME, GPT2, DEPTH = [1.0] * 3, [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # by 
         (dict(), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),
         (dict(residual_init="plain", init_std=0.05), 0.05, 0.05, 0.05, 0.05, (0.05, 0.05), SAME),
         (dict(residual_init="depth"), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), DEPTH),
-        (dict(init="xavier"), XAVIER_ATTN, XAVIER_ATTN, XAVIER_FFN, 0.02, (XAVIER_ATTN, XAVIER_FFN), GPT2),
+        (
+            dict(init="xavier"),
+            XAVIER_ATTN,
+            XAVIER_ATTN,
+            XAVIER_FFN,
+            0.02,
+            (XAVIER_ATTN, XAVIER_FFN),
+            GPT2,
+        ),
         (
             dict(POST, deepnorm=True, init="xavier", residual_init="depth"),
-            *(XAVIER_ATTN, XAVIER_ATTN * BETA, XAVIER_FFN * BETA, 0.02, (XAVIER_ATTN, XAVIER_FFN), [BETA] * 3),
+            *(
+                XAVIER_ATTN,
+                XAVIER_ATTN * BETA,
+                XAVIER_FFN * BETA,
+                0.02,
+                (XAVIER_ATTN, XAVIER_FFN),
+                [BETA] * 3,
+            ),
         ),
-        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, XAVIER_FFN * M**0.5, 0, (0, 0), SAME),
+        (
+            dict(FIXUP, init="xavier"),
+            XAVIER_ATTN,
+            XAVIER_ATTN * M,
+            XAVIER_FFN * M**0.5,
+            0,
+            (0, 0),
+            SAME,
+        ),
         (dict(sigma_reparam=True), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),  # of the matrix W
     ),
     ids=str,
 )
 def test_initial_standard_deviations(flags, qk, v, up, head, ends, factors):
-    """`ends`: of o and down, times the block's factor. All are normal distributions, and no two start alike."""
+    """`ends`: of o and down, times the block's factor. All are normal distributions, and no two
+    start alike."""
     model = GPT(GPTConfig(**{**WIDE, "mlp": "swiglu", "n_ff": 768, **flags}))
     table = flags.get("init_std", 0.02)
     wanted = {"wte.weight": table, "wpe.weight": table, "head.weight": head}
@@ -88,7 +127,10 @@ START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 
     + [(dict(LAYERSCALE, n_layer=n), {"mid.gain": 1e-5}) for n in (19, 24)]
     + [(dict(LAYERSCALE, n_layer=25), {"mid.gain": 1e-6})]
     + [
-        (dict(LAYERSCALE, mid_norm="attn", gain_param="expmagdir"), {"magnitude": 0.0, "mid.magnitude": math.log(0.1)}),
+        (
+            dict(LAYERSCALE, mid_norm="attn", gain_param="expmagdir"),
+            {"magnitude": 0.0, "mid.magnitude": math.log(0.1)},
+        ),
         (dict(branch_scale="skipinit", n_layer=16), {"mid.gain": 0.25}),
         (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
         (dict(norm="dyt", embed_scale=True, dyt_bias=True), {"embed_scale.gain": 4.0}),
@@ -111,11 +153,16 @@ def test_start_values_of_vectors_and_scalars(flags, changed):
     assert not wrong and hits.keys() == changed.keys()
 
 
-@pytest.mark.parametrize("flags", (dict(), dict(LLAMA), dict(bias=True, qk_norm=True, gain_out="scale")), ids=str)
+@pytest.mark.parametrize(
+    "flags", (dict(), dict(LLAMA), dict(bias=True, qk_norm=True, gain_out="scale")), ids=str
+)
 def test_fixup_starts_as_the_identity(flags):
     idx, targets = batch()
     flags = dict(FIXUP, **flags)
-    model, x = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})), torch.randn(2, 7, 16)
+    model, x = (
+        GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})),
+        torch.randn(2, 7, 16),
+    )
     assert abs(model(idx, targets)[1].item() - math.log(50)) < roundings(16)
     rope = None if "pos" not in flags else (torch.ones(7, 1, 2), torch.zeros(7, 1, 2))
     for block in model.blocks:
@@ -123,7 +170,8 @@ def test_fixup_starts_as_the_identity(flags):
     loss, grads = gradients(model, idx, targets)
     assert grads["head.weight"].any()
     model = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": True}))
-    assert gradients(model, idx, targets)[1]["blocks.0.mlp.f.down.weight"].any()  # the branches can start to learn
+    # the branches can start to learn
+    assert gradients(model, idx, targets)[1]["blocks.0.mlp.f.down.weight"].any()
 
 
 @pytest.mark.parametrize("d, heads, depth", ((768, 12, 12), (1536, 24, 48)))

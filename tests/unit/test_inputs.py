@@ -1,4 +1,5 @@
-"""How a user's files are read: texts, folders, records; what is refused, and what is left out and said."""
+"""How a user's files are read: texts, folders, records; what is refused, and what is left out and
+said."""
 
 import gzip
 import json
@@ -46,12 +47,20 @@ def made_texts(folder: Path) -> list:
 def test_line_ends_and_a_byte_order_mark_make_no_difference(end, mark, tmp_path):
     written = mark + f"é one{end}{end}two\ufeff{end}"
     file = write_tree(tmp_path, {"a.txt": written}) / "a.txt"
-    assert read_text(file) == read_document(file) == decode_text(written.encode(), "here") == "é one\n\ntwo\ufeff\n"
+    assert (
+        read_text(file)
+        == read_document(file)
+        == decode_text(written.encode(), "here")
+        == "é one\n\ntwo\ufeff\n"
+    )
 
 
 NO_TEXT = {
     "a.txt.gz": (gzip.compress(b"text"), "binary, no text: byte 3 is 0; unpack or convert"),
-    "pointer.txt": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to the file: fetch"),
+    "pointer.txt": (
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "a pointer of Git LFS to the file: fetch",
+    ),
     "utf16.txt": ("text".encode("utf-16"), "binary, no text: byte 3 is 0; unpack or convert"),
     "nul.txt": (b"text\0text", "binary, no text: byte 4 is 0"),
     "latin1.txt": ("caf\xe9".encode("latin-1"), "not UTF-8 text: byte 3 is not; unpack or convert"),
@@ -63,7 +72,8 @@ NO_TEXT = {
 
 @pytest.mark.parametrize("name", NO_TEXT)
 def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
-    """Alone it is refused in one line with what to do; in a folder it is left out, and this is said."""
+    """Alone it is refused in one line with what to do; in a folder it is left out, and this is
+    said."""
     content, words = NO_TEXT[name]
     folder = write_tree(tmp_path / "in", {name: content, "a.txt": "one", "b.txt": "two"})
     with pytest.raises(ValueError) as e:
@@ -71,7 +81,9 @@ def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
     assert str(e.value).startswith(f"{folder / name} is {words}") and "\n" not in str(e.value)
     if not name.startswith("records"):
         why, _, _ = words.partition(":")
-        assert why in prepared.error_of(local.main, f"--input={folder / name}", "--tokenizer=bytes", "--name=x")
+        assert why in prepared.error_of(
+            local.main, f"--input={folder / name}", "--tokenizer=bytes", "--name=x"
+        )
         local.main([f"--input={folder}", "--tokenizer=bytes", "--name=x"])
         assert capsys.readouterr().err == f"note: {why}, so left out: {folder / name}\n"
         assert made_texts(home / "x") == ["one", "two"]
@@ -81,7 +93,8 @@ def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
 
 
 def test_links_are_followed_once(tmp_path):
-    """Folders and files behind links are read; nothing twice, nothing for ever, and what is left out is noted."""
+    """Folders and files behind links are read; nothing twice, nothing for ever, and what is left
+    out is noted."""
     inside = write_tree(tmp_path / "in", {"a.txt": "a", "deep/b.txt": "b", ".git/config": "x"})
     outside = write_tree(tmp_path / "out", {"c.txt": "c", "d.txt": "d"})
     links = {"far": outside, "one": outside / "c.txt", "loop": inside, "dead": tmp_path / "nowhere"}
@@ -90,8 +103,16 @@ def test_links_are_followed_once(tmp_path):
     (inside / "self").symlink_to(inside / "self")
     os.mkfifo(inside / "pipe")
     notes = Notes()
-    assert [name for name, _ in find_files(inside, notes)] == ["a.txt", "deep/b.txt", "far/d.txt", "one"]
-    found = {what: sorted(os.path.relpath(name, inside) for name in names) for what, names in notes.names.items()}
+    assert [name for name, _ in find_files(inside, notes)] == [
+        "a.txt",
+        "deep/b.txt",
+        "far/d.txt",
+        "one",
+    ]
+    found = {
+        what: sorted(os.path.relpath(name, inside) for name in names)
+        for what, names in notes.names.items()
+    }
     assert found == {
         "hidden, so left out": [".git"],
         "links to what is read already, so left out": ["far/c.txt", "loop"],
@@ -116,11 +137,22 @@ def test_many_are_counted(capsys):
 
 def test_records_of_every_kind(home, tmp_path, capsys):
     lines = "".join(json.dumps({"text": f"line {i}\r\nand\rend"}) + "\r\n" for i in range(2))
-    folder = write_tree(tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\n\n{"text": ""}\n'})
+    folder = write_tree(
+        tmp_path / "in", {"a.ndjson": "\ufeff" + lines, "e.jsonl": '"plain"\n\n{"text": ""}\n'}
+    )
     array = [{"text": "first"}, "second", {"text": ""}]
-    write_tree(folder, {"b.json": json.dumps(array, indent=1), "c.json": '{"name": "x"}', "d.json": "// no JSON"})
+    write_tree(
+        folder,
+        {"b.json": json.dumps(array, indent=1), "c.json": '{"name": "x"}', "d.json": "// no JSON"},
+    )
     local.main([f"--input={folder}", "--tokenizer=bytes", "--name=x"])
-    assert made_texts(home / "x") == ["first", "line 0\nand\nend", "line 1\nand\nend", "plain", "second"]
+    assert made_texts(home / "x") == [
+        "first",
+        "line 0\nand\nend",
+        "line 1\nand\nend",
+        "plain",
+        "second",
+    ]
     said = capsys.readouterr().err.splitlines()
     assert said == [
         f"note: empty, so left out: {folder}/b.json, record 3; {folder}/e.jsonl, line 3",
@@ -128,13 +160,19 @@ def test_records_of_every_kind(home, tmp_path, capsys):
         f"note: not JSON (Expecting value: line 1 column 1 (char 0)), so left out: {folder}/d.json",
     ]
     flags = "--tokenizer=bytes", "--name=x"
-    for file, hint in (("c.json", "write [ … ]"), ("d.json", "name it .jsonl if it has an object a line")):
+    for file, hint in (
+        ("c.json", "write [ … ]"),
+        ("d.json", "name it .jsonl if it has an object a line"),
+    ):
         assert hint in prepared.error_of(local.main, f"--input={folder / file}", *flags)
 
 
 def test_records_that_are_no_parquet_are_refused(home, tmp_path):
     """In a folder too: a file of records holds most of it."""
-    folder = write_tree(tmp_path / "in", {"a.txt": "one", "c.parquet": "version https://git-lfs.github.com/spec/v1\n"})
+    folder = write_tree(
+        tmp_path / "in",
+        {"a.txt": "one", "c.parquet": "version https://git-lfs.github.com/spec/v1\n"},
+    )
     for path in (folder / "c.parquet", folder):
         error = prepared.error_of(local.main, f"--input={path}", "--tokenizer=bytes", "--name=x")
         assert f"{folder / 'c.parquet'} is not a parquet file or damaged" in error
@@ -163,19 +201,24 @@ class RunsCode:
 
 @pytest.mark.parametrize("tokenizer", ["chars", "gpt2"])
 def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
-    """Whichever way it is met, the message names a command; meta.pkl, which makes a folder if opened, stays shut."""
+    """Whichever way it is met, the message names a command; meta.pkl, which makes a folder if
+    opened, stays shut."""
     monkeypatch.chdir(tmp_path)
-    files = {"train.bin": np.arange(99, dtype="<u2").tobytes(), "val.bin": bytes(20), "prepare.py": "import pickle"}
+    files = {
+        "train.bin": np.arange(99, dtype="<u2").tobytes(),
+        "val.bin": bytes(20),
+        "prepare.py": "import pickle",
+    }
     files |= {"meta.pkl": pickle.dumps(RunsCode())} if tokenizer == "chars" else {}
     old = write_tree(tmp_path / "old", files)
-    words = (
-        f"nanoGPT's form, which are not read: run `python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
-    )
+    words = f"nanoGPT's form, which are not read: run `python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
     with pytest.raises(ValueError) as e:
         load_meta(str(old))
     assert words in str(e.value) and "\n" not in str(e.value)
     for source in (old, old / "train.bin"):
-        assert words in prepared.error_of(local.main, f"--input={source}", "--tokenizer=chars", "--name=x")
+        assert words in prepared.error_of(
+            local.main, f"--input={source}", "--tokenizer=chars", "--name=x"
+        )
     assert not Path("opened").exists()
 
 

@@ -1,5 +1,5 @@
-"""Every layout, of the language model and as a ViT, against its equations, which support/reference.py computes in plain
-float64; so they are causal."""
+"""Every layout, of the language model and as a ViT, against its equations, which
+support/reference.py computes in plain float64; so they are causal."""
 
 import itertools
 from dataclasses import replace
@@ -9,7 +9,18 @@ import torch
 
 from support import models, reference, vision
 from support.depth import spread
-from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
+from support.models import (
+    ALL,
+    NET,
+    REPRESENTATIVES,
+    batch,
+    build,
+    depth_of,
+    error,
+    floats,
+    gradients,
+    network,
+)
 from support.moe import backward, difference, minimised
 from support.operators import assert_same_gradients
 from support.tolerances import as_near, flat, shaken
@@ -17,7 +28,8 @@ from support.vision import POOLS, equation, pictures, scheme
 
 
 def float64_rotary(positions, head_dim, theta):
-    """layers.ops.rotary in float64, as the equations are: a model's angles are fp32, whatever its dtype."""
+    """layers.ops.rotary in float64, as the equations are: a model's angles are fp32, whatever its
+    dtype."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = positions[:, None, None] * frequency
     return angle.cos(), angle.sin()
@@ -38,12 +50,16 @@ MIXED = "S5 + Mix-LN + LNS + rope"
 BRANCHES = {"both": ("attn", "mlp"), "attn": ("attn",), "mlp": ("mlp",), "none": ()}
 
 
-@pytest.mark.parametrize("kind, net_kind", (("rmsnorm", "rms"), pytest.param("dyt", "dyt", marks=pytest.mark.deep)))
+@pytest.mark.parametrize(
+    "kind, net_kind", (("rmsnorm", "rms"), pytest.param("dyt", "dyt", marks=pytest.mark.deep))
+)
 def test_every_norm_position_is_the_equation(kind, net_kind):
     for choice in itertools.product(BRANCHES, repeat=3):
         flags = dict(zip(("pre_norm", "mid_norm", "post_norm"), choice, strict=True))
         placed = dict(zip(("pre", "mid", "post"), (BRANCHES[c] for c in choice), strict=True))
-        attn, mlp = (" ".join(p for p, branches in placed.items() if b in branches) for b in ("attn", "mlp"))
+        attn, mlp = (
+            " ".join(p for p, branches in placed.items() if b in branches) for b in ("attn", "mlp")
+        )
         net = dict(attn=attn, mlp=mlp, final="mlp" not in placed["post"], kind=net_kind)
         compare_with_equations(dict(flags, norm=kind), replace(NET, **net))
 
@@ -53,7 +69,9 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
 def test_forward_is_the_equation(name, n_layer, monkeypatch):
     """In float64, and in fp32 as near as its rounding allows."""
     flags, net = network(name, n_layer)
-    if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
+    if flags.get("post_norm_blocks") == n_layer and (
+        flags.get("gain") == "branch" or flags.get("lns") == "norm"
+    ):
         net = replace(net, blocks=2)  # refused where no block has a pre norm
     idx, targets = batch()
 
@@ -85,7 +103,14 @@ def test_gradients_are_the_equations_gradients(name, monkeypatch):
 
 def test_a_removed_block_leaves_the_others_their_numbers(monkeypatch):
     monkeypatch.setattr("model.rotary", float64_rotary)
-    for name in ("LNS", "S5 + LNS branch + swiglu", "LNS residual", "LN + HG + LNS + swiglu", "DeepNorm", MIXED):
+    for name in (
+        "LNS",
+        "S5 + LNS branch + swiglu",
+        "LNS residual",
+        "LN + HG + LNS + swiglu",
+        "DeepNorm",
+        MIXED,
+    ):
         flags, net = network(name, 3)
         model, idx = build(flags, 3), batch()[0]
         del model.blocks[1]
@@ -98,10 +123,13 @@ def test_a_removed_block_leaves_the_others_their_numbers(monkeypatch):
 
 @pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
 def test_experts_in_every_layout(name, monkeypatch):
-    """They are the equation; σReparam is for single matrices and refused. `router` and `balance` alternate."""
+    """They are the equation; σReparam is for single matrices and refused. `router` and `balance`
+    alternate."""
     monkeypatch.setattr("model.rotary", float64_rotary)
     odd, n_layer = len(name) % 2, depth_of(name)
-    routing = dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
+    routing = (
+        dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
+    )
     flags = ALL[name][0] | dict(n_expert=3, n_expert_shared=odd) | routing
     if flags.get("sigma_reparam"):
         with pytest.raises(ValueError, match="sigma_reparam is for single matrices"):
@@ -119,7 +147,10 @@ def test_experts_in_every_layout(name, monkeypatch):
 
 # name: flags that only images have, or that are new with them
 OWN = {
-    "exact gelu": (dict(mlp="gelu_erf", bias=True, norm="layernorm"), dict(act="gelu_erf", kind="layer")),
+    "exact gelu": (
+        dict(mlp="gelu_erf", bias=True, norm="layernorm"),
+        dict(act="gelu_erf", kind="layer"),
+    ),
     "V-DNT": (dict(models.S5, mlp="gelu_erf", bias=True), dict(models.S5_NET, act="gelu_erf")),
 }
 
@@ -142,7 +173,13 @@ def test_a_vits_forward_is_the_equation(name):
 @pytest.mark.parametrize("name", OWN)
 def test_what_only_images_have_is_the_equation(name, pool):
     flags, net = OWN[name]
-    net = replace(scheme("S1", pool)[1], blocks=2, norm_bias=net.get("kind") == "layer", linear_bias=True, **net)
+    net = replace(
+        scheme("S1", pool)[1],
+        blocks=2,
+        norm_bias=net.get("kind") == "layer",
+        linear_bias=True,
+        **net,
+    )
     compare_images(dict(flags, pool=pool), net, pool, 2)
 
 
@@ -150,7 +187,11 @@ def test_what_only_images_have_is_the_equation(name, pool):
 @pytest.mark.parametrize("pool, smoothing", (("cls", 0.1), ("mean", 0.0)))
 def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
     flags, net = scheme(name, pool)
-    model, images, targets = vision.build(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
+    model, images, targets = (
+        vision.build(flags, depth_of(name)).train(),
+        pictures(3),
+        torch.tensor([2, -1, 6]),
+    )
     model.runtime.label_smoothing = smoothing
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:

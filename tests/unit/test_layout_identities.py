@@ -1,5 +1,6 @@
-"""Layouts compared with each other: flags that mean the same function, or the same start. That a norm divides scales
-out, and that RoPE sees relative positions alone, follows from the equations (test_layout_equations.py)."""
+"""Layouts compared with each other: flags that mean the same function, or the same start. That a
+norm divides scales out, and that RoPE sees relative positions alone, follows from the equations
+(test_layout_equations.py)."""
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from support.tolerances import roundings
     "flags, same",
     [
         (dict(lns="norm", lns_power=0.0), dict()),
-        (dict(S5, post_norm_blocks=3, mlp="swiglu", qk_norm=False), dict(POST, input_norm=True, mlp="swiglu")),
+        (
+            dict(S5, post_norm_blocks=3, mlp="swiglu", qk_norm=False),
+            dict(POST, input_norm=True, mlp="swiglu"),
+        ),
     ],
     ids=str,
 )
@@ -40,12 +44,14 @@ def test_two_ways_to_say_the_same(flags, same):
 )
 def test_at_initialisation_the_same(flags, same):
     idx = batch()[0]
-    assert error(fresh(flags)(idx)[0], fresh(same)(idx)[0]) < roundings(8)  # the parameters start as fp32 numbers
+    # the parameters start as fp32 numbers
+    assert error(fresh(flags)(idx)[0], fresh(same)(idx)[0]) < roundings(8)
 
 
 @pytest.mark.parametrize("kind", ("magdir", "expmagdir"))
 def test_magnitude_and_direction_precondition_as_claimed(kind):
-    """With J the Jacobian of γ(magnitude, direction) at γ = 1: J Jᵀ is d along the direction and 1 orthogonal to it."""
+    """With J the Jacobian of γ(magnitude, direction) at γ = 1: J Jᵀ is d along the direction and 1
+    orthogonal to it."""
     slot, d = fresh(dict(gain_param=kind)).blocks[0].attn.pre, 16
     assert torch.equal(slot.factor_for_weight(), torch.ones(d, dtype=torch.float64))
     gains, parts = slot.factor_for_weight(), (slot.magnitude, slot.direction)

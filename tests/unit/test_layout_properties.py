@@ -1,4 +1,5 @@
-"""What holds for every layout: a gradient and a role for every parameter, checkpoints, the cache, bf16."""
+"""What holds for every layout: a gradient and a role for every parameter, checkpoints, the cache,
+bf16."""
 
 import copy
 import math
@@ -11,7 +12,18 @@ from layers.linear import Linear
 from model import GPT, GPTConfig, Residual
 from nanodnt.generate import KVCache
 from support.depth import spread
-from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, depth_of, error, gradients, tokens
+from support.models import (
+    ALL,
+    LAYOUTS,
+    REPRESENTATIVES,
+    SIZE,
+    batch,
+    build,
+    depth_of,
+    error,
+    gradients,
+    tokens,
+)
 from support.moe import MIXTURES
 from support.operators import Watch
 from support.tolerances import as_near, flat, shaken
@@ -24,10 +36,13 @@ mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 def test_every_parameter_gets_a_gradient(name):
     flags, least = ALL[name][0], 1e-6 if name in LAYOUTS else 1e-7
     model, (idx, targets) = build(flags, depth_of(name)), batch()
-    shift_shows = flags.get("qk_norm") or flags.get("pos") == "rope" or flags.get("gain_out") == "norm"
+    shift_shows = (
+        flags.get("qk_norm") or flags.get("pos") == "rope" or flags.get("gain_out") == "norm"
+    )
     for key, grad in gradients(model, idx, targets)[1].items():
         if key.endswith("attn.f.k.bias") and not shift_shows:
-            assert grad.abs().max() < 1e-12, key  # adds the same to all scores of a query: softmax does not see it
+            # adds the same to all scores of a query: softmax does not see it
+            assert grad.abs().max() < 1e-12, key
         else:
             assert grad.isfinite().all() and grad.abs().max() > least, key
 
@@ -50,7 +65,9 @@ ROLE_TABLE = {
     + BLOCK
     + r"(attn|mlp)\.(pre|f\.(experts\.|shared\.)?([qkv]|gate|up|router)\.pre)|final_norm)"
     + VECTOR: "gain_in",
-    BLOCK + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qk]_norm)" + VECTOR: "gain_out",
+    BLOCK
+    + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qk]_norm)"
+    + VECTOR: "gain_out",
     BLOCK + r"(attn|mlp)\.skip\.gain|input_norm" + VECTOR: "gain_out",
     r".*\.direction": "gain_dir",
     SCALARS: "scalar",
@@ -71,7 +88,8 @@ def test_roles_are_the_table(name):
     scalar_branch = flags.get("branch_scale") == "skipinit" or "fixup" in flags
     for key, role in roles.items():
         expected = [r for pattern, r in ROLE_TABLE.items() if re.fullmatch(pattern, key)]
-        if re.fullmatch(rf"blocks\.{depth - 1}\.mlp\.post" + VECTOR, key):  # the final norm: the head follows
+        # the final norm: the head follows
+        if re.fullmatch(rf"blocks\.{depth - 1}\.mlp\.post" + VECTOR, key):
             expected = ["gain_in"]
         if scalar_branch and re.fullmatch(BRANCH_GAIN, key):
             expected = ["scalar"]
@@ -93,7 +111,10 @@ def test_a_parameter_without_a_role_raises():
 @mostly_deep
 def test_a_construction_on_the_meta_device_loses_nothing(name):
     model, idx = empty(ALL[name][0], depth_of(name)), batch()[0]
-    assert all(p.is_meta for p in model.parameters()) and bool(list(model.buffers())) == model.config.sigma_reparam
+    assert (
+        all(p.is_meta for p in model.parameters())
+        and bool(list(model.buffers())) == model.config.sigma_reparam
+    )
     model.to_empty(device="cpu")
     with torch.no_grad():
         for t in (*model.parameters(), *model.buffers()):
@@ -128,8 +149,11 @@ def test_the_traced_model_is_one_graph_and_the_same_function(name):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     after, after_grads = gradients(compiled, idx, targets)
     assert error(after, loss) < 1e-12  # not equal bit by bit: GELU and tanh have another form there
-    for key, grad in grads.items():  # k's bias has a gradient of rounding alone: softmax cannot see it
-        assert (after_grads["_orig_mod." + key] - grad).abs().max() < 1e-12 * max(1.0, grad.abs().max()), key
+    # k's bias has a gradient of rounding alone: softmax cannot see it
+    for key, grad in grads.items():
+        assert (after_grads["_orig_mod." + key] - grad).abs().max() < 1e-12 * max(
+            1.0, grad.abs().max()
+        ), key
 
 
 def numbers(model, idx, targets):
@@ -149,7 +173,9 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
     stream, outputs = [], []
     for module in model.modules():
         if isinstance(module, Residual):
-            module.register_forward_hook(lambda _, args, out: stream.extend((args[0].dtype, out.dtype)))
+            module.register_forward_hook(
+                lambda _, args, out: stream.extend((args[0].dtype, out.dtype))
+            )
         elif isinstance(module, Linear) and module is not model.head:
             module.register_forward_hook(lambda _, args, out: outputs.append(out.dtype))
     assert model.set_runtime(compute_dtype=torch.bfloat16) is model
@@ -157,9 +183,13 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
         half = numbers(model, idx, targets)
     assert watch.multiplied == set(outputs) == {torch.bfloat16}
     assert stream == [torch.float32] * (8 * len(model.blocks))
-    assert {t.dtype for t in (*half, model(idx, targets)[1], *model.parameters())} == {torch.float32}
+    assert {t.dtype for t in (*half, model(idx, targets)[1], *model.parameters())} == {
+        torch.float32
+    }
     usual = numbers(shaken(exact, torch.bfloat16), idx, targets)
-    for ours, moved, right, single in zip(half, usual, numbers(exact, idx, targets), before, strict=True):
+    for ours, moved, right, single in zip(
+        half, usual, numbers(exact, idx, targets), before, strict=True
+    ):
         assert as_near(ours, moved, right, times=2) and not torch.equal(ours, single)
     cache = [KVCache(9) for _ in model.blocks]
     model(idx[:, :3], cache=cache)

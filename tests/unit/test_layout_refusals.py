@@ -1,4 +1,5 @@
-"""Flags: what is refused, and by which message; what is allowed with a note; and that all else builds and trains."""
+"""Flags: what is refused, and by which message; what is allowed with a note; and that all else
+builds and trains."""
 
 import io
 import math
@@ -53,13 +54,22 @@ REFUSED = (
     (dict(n_expert=2, n_expert_active=3), "n_expert_active=3 n_expert=2 at most 2"),
     (dict(n_expert=2, sigma_reparam=True), "sigma_reparam experts"),
     # norms
-    (dict(norm="none", mid_norm="attn", input_norm=True), "norm=none mid_norm=attn input_norm=True"),
+    (
+        dict(norm="none", mid_norm="attn", input_norm=True),
+        "norm=none mid_norm=attn input_norm=True",
+    ),
     (dict(post_norm_blocks=3), "post_norm_blocks=3 between 0 and n_layer=2"),
     (dict(norm_groups=3), "norm_groups=3 n_embd=8"),
     (dict(norm_groups=2, norm="dyt"), "norm_groups=2 norm=rmsnorm layernorm norm=dyt"),
     (dict(norm="layernorm", norm_groups=8), "norm_groups=8 LayerNorm lower"),
-    (dict(norm="dyt", dyt_alpha_attn=0.0, dyt_alpha_other=0), "dyt_alpha_attn=0.0 dyt_alpha_other=0"),
-    (dict(dyt_learn_alpha=False, dyt_bias=True, norm="none"), "dyt_learn_alpha dyt_bias norm=dyt norm=none"),
+    (
+        dict(norm="dyt", dyt_alpha_attn=0.0, dyt_alpha_other=0),
+        "dyt_alpha_attn=0.0 dyt_alpha_other=0",
+    ),
+    (
+        dict(dyt_learn_alpha=False, dyt_bias=True, norm="none"),
+        "dyt_learn_alpha dyt_bias norm=dyt norm=none",
+    ),
     (dict(embed_scale=True, input_norm=True), "embed_scale input_norm"),
     (dict(qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm"),
     # constants, learned scales and scale vectors
@@ -72,10 +82,19 @@ REFUSED = (
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),
     (dict(lns="residual", parametrization="depth_mup"), "lns=residual parametrization=depth_mup"),
-    (dict(FIXUP, branch_scale="skipinit", sigma_reparam=True), "fixup branch_scale=skipinit sigma_reparam"),
+    (
+        dict(FIXUP, branch_scale="skipinit", sigma_reparam=True),
+        "fixup branch_scale=skipinit sigma_reparam",
+    ),
     (dict(post_norm_blocks=2, gain="branch"), "gain=branch pre_norm post_norm_blocks n_layer=2"),
-    (dict(gain="none", gain_out="scale", gain_param="magdir"), "gain_out=scale gain_param=magdir gain=none"),
-    (dict(LAYERSCALE_ER, branch_scale_init=0.0), "gain_param=expmagdir branch_scale_init=0.0 positive"),
+    (
+        dict(gain="none", gain_out="scale", gain_param="magdir"),
+        "gain_out=scale gain_param=magdir gain=none",
+    ),
+    (
+        dict(LAYERSCALE_ER, branch_scale_init=0.0),
+        "gain_param=expmagdir branch_scale_init=0.0 positive",
+    ),
 )
 RULES = (rules.values, rules.images, rules.sizes, rules.experts, rules.norms, rules.scales)
 
@@ -136,7 +155,8 @@ PLAIN = dict(residual_init="plain")
         (dict(PLAIN, lns="norm", qk_norm=True), ["lns less QK-norm"]),
         (dict(PLAIN, lns="norm", qk_norm=True, lns_branches="mlp"), []),
         (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns less gain_out=norm"]),
-        (dict(PLAIN, lns="norm", qk_norm=True, bias=True), []),  # a bias keeps its size beside the factor
+        # a bias keeps its size beside the factor
+        (dict(PLAIN, lns="norm", qk_norm=True, bias=True), []),
         (dict(PLAIN, lns="input"), ["lns=input next to nothing"]),
         (dict(PLAIN, lns="input", norm="dyt", init="xavier"), []),
         (dict(norm="dyt"), ["dyt init_std·√n_embd = 0.06 init_std=0.35"]),  # 8 wide
@@ -162,11 +182,27 @@ def test_notes_say_what_should_be_known(flags, words):
 # --------------------------------------------------------------------------------------------------------- any flags
 
 # Every number a flag may be given in the property below, right or wrong.
-NUMBERS = dict(n_layer=(1, 3), n_head=(1, 4), n_embd=(4, 12), block_size=(5, 9), vocab_size=(1, 65), rope_theta=(7.0,))
-NUMBERS |= dict(n_kv_head=(1, 2, 3), n_ff=(1, 12), dropout=(0.3,), norm_eps=(1e-2,), norm_groups=(2, 3, 4, 8))
-NUMBERS |= dict(post_norm_blocks=(1, 2, 3), dyt_alpha_attn=(0.0, 0.4), dyt_alpha_other=(0.3, -1.0), init_std=(0.5,))
+NUMBERS = dict(
+    n_layer=(1, 3),
+    n_head=(1, 4),
+    n_embd=(4, 12),
+    block_size=(5, 9),
+    vocab_size=(1, 65),
+    rope_theta=(7.0,),
+)
+NUMBERS |= dict(
+    n_kv_head=(1, 2, 3), n_ff=(1, 12), dropout=(0.3,), norm_eps=(1e-2,), norm_groups=(2, 3, 4, 8)
+)
+NUMBERS |= dict(
+    post_norm_blocks=(1, 2, 3),
+    dyt_alpha_attn=(0.0, 0.4),
+    dyt_alpha_other=(0.3, -1.0),
+    init_std=(0.5,),
+)
 NUMBERS |= dict(lns_power=(0.0, 1.0, -0.5), branch_scale_init=(0.0, 0.2, -0.1))
-NUMBERS |= dict(n_expert=(1, 3, 4), n_expert_active=(1, 3), n_expert_shared=(1, 2), router_scale=(2.5, 0.0))
+NUMBERS |= dict(
+    n_expert=(1, 3, 4), n_expert_active=(1, 3), n_expert_shared=(1, 2), router_scale=(2.5, 0.0)
+)
 
 
 def choices(name, hint):
@@ -182,10 +218,19 @@ SOME_FLAGS = st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True)
     lambda names: st.fixed_dictionaries({name: st.sampled_from(CHOICES[name]) for name in names})
 )
 # start from a scheme, so that flags that need each other are drawn together
-EXPERTS = dict(n_expert=4, n_expert_active=3, n_expert_shared=1, balance="bias", router="sigmoid", router_norm=False)
+EXPERTS = dict(
+    n_expert=4,
+    n_expert_active=3,
+    n_expert_shared=1,
+    balance="bias",
+    router="sigmoid",
+    router_norm=False,
+)
 IMAGES = dict(patch_size=2, image_size=4, channels=1, n_class=3, block_size=5, vocab_size=0)
 IMAGES = [dict(IMAGES, qk_norm=True), dict(IMAGES, pool="mean", block_size=4, drop_path=0.5)]
-START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS, *IMAGES])
+START_FLAGS = st.sampled_from(
+    [{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS, *IMAGES]
+)
 
 
 @given(START_FLAGS, SOME_FLAGS)

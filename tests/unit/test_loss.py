@@ -1,4 +1,5 @@
-"""The loss that keeps no logits, compared with torch's cross-entropy over all logits; its precision and its memory."""
+"""The loss that keeps no logits, compared with torch's cross-entropy over all logits; its precision
+and its memory."""
 
 import pytest
 import torch
@@ -41,7 +42,10 @@ def test_loss_and_gradients_are_those_of_the_logits(flags):
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("chunks", (1, 3))
 def test_without_targets_that_count_loss_and_gradients_are_zero(chunks, dtype):
-    model, idx = build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype), tokens(2, 7)
+    model, idx = (
+        build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype),
+        tokens(2, 7),
+    )
     model.runtime.loss_chunks = chunks
     loss, grads = gradients(model, idx, torch.full((2, 7), -1))
     assert loss == 0
@@ -81,7 +85,8 @@ def test_any_shape_is_the_cross_entropy(data):
 
 
 def some_logits(dtype, size=1.5):
-    """x (4, 64, 32), weight (256, 32), both numbers of `dtype`, and targets below 200, a fifth of them ignored."""
+    """x (4, 64, 32), weight (256, 32), both numbers of `dtype`, and targets below 200, a fifth of
+    them ignored."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 64, 32, generator=generator).to(dtype).float()
     weight = (torch.randn(256, 32, generator=generator) * size / 32**0.5).to(dtype).float()
@@ -92,10 +97,12 @@ def some_logits(dtype, size=1.5):
 @pytest.mark.parametrize("chunks", (1, 3, 256))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
 def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, chunks):
-    """Compared with float64 on the same rounded input. Torch's loss in this dtype has no smaller error.
+    """Compared with float64 on the same rounded input. Torch's loss in this dtype has no smaller
+    error.
 
-    Each logit, of size 1.5, is rounded once: by 0.3 eps on average. So the mean of 200 losses is off by 0.3 eps / √200,
-    three times that at most; gradients, which are rounded once more, by half an eps. Sums are fp32."""
+    Each logit, of size 1.5, is rounded once: by 0.3 eps on average. So the mean of 200 losses is
+    off by 0.3 eps / √200, three times that at most; gradients, which are rounded once more, by half
+    an eps. Sums are fp32."""
     x, weight, targets = some_logits(dtype)
     exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
     ours = functional(x, weight, targets, dtype, 200, chunks)
@@ -108,8 +115,8 @@ def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, chunks):
 
 
 def test_fp16_gradients_of_many_equal_targets_are_finite():
-    """The gradient is summed over tokens before it is divided by their number. That sum must not leave the range of
-    fp16: the loss scale cannot undo an overflow."""
+    """The gradient is summed over tokens before it is divided by their number. That sum must not
+    leave the range of fp16: the loss scale cannot undo an overflow."""
     x, weight = torch.full((64, 1024, 2), 2.0), torch.zeros(128, 2)
     targets = tokens(64, 1024, vocab=65).masked_fill_(tokens(64, 1024, vocab=10, seed=2) < 7, 1)
     _, dx, dw = functional(x, weight, targets, torch.float16, 65)
@@ -119,11 +126,15 @@ def test_fp16_gradients_of_many_equal_targets_are_finite():
 
 
 def test_a_second_derivative_raises():
-    """A wrong one would go unnoticed. It raises for the loss alone, and for blocks before another loss."""
+    """A wrong one would go unnoticed. It raises for the loss alone, and for blocks before another
+    loss."""
     model, (idx, targets) = build(dict(n_layer=1)), batch()
     x, weight = torch.randn(1, 3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     own = linear_cross_entropy(x, weight, torch.tensor([[1, 2, 0]]), torch.float32, 5)
-    for loss, inputs in ((plain_loss(model(idx)[0], targets), model.parameters()), (own, (x, weight))):
+    for loss, inputs in (
+        (plain_loss(model(idx)[0], targets), model.parameters()),
+        (own, (x, weight)),
+    ):
         with pytest.raises(RuntimeError, match="no second derivatives"):
             torch.autograd.grad(loss, list(inputs), create_graph=True)
 
@@ -137,7 +148,8 @@ def test_the_loss_needs_a_fraction_of_the_memory():
         functional_plain(x, weight, targets, torch.float32, 4096)
     with Watch() as chunked:
         functional(x, weight, targets, torch.float32, 4096, 4)
-    assert unchunked.peak > 2 * x.shape[0] * x.shape[1] * 4096 * 4  # logits and their gradient: the watch sees them
+    # logits and their gradient: the watch sees them
+    assert unchunked.peak > 2 * x.shape[0] * x.shape[1] * 4096 * 4
     assert 4 * chunked.peak < unchunked.peak
     with Watch() as evaluation, torch.no_grad():
         linear_cross_entropy(x, weight, targets, torch.float32, 4096, 4)
@@ -147,8 +159,8 @@ def test_the_loss_needs_a_fraction_of_the_memory():
 
 
 def test_chunks_bound_the_logits(monkeypatch):
-    """By default so many chunks that the logits of one fit LOGITS_BYTES, else as many as asked for. From 128 rows on,
-    a chunk is a multiple of 128 rows, within the limit."""
+    """By default so many chunks that the logits of one fit LOGITS_BYTES, else as many as asked for.
+    From 128 rows on, a chunk is a multiple of 128 rows, within the limit."""
     weight, fp32, bf16 = torch.randn(128, 1), torch.float32, torch.bfloat16
     for dtype, chunks, limit, n, expected in (
         (fp32, 0, 2**30, 32, 64),
@@ -161,14 +173,27 @@ def test_chunks_bound_the_logits(monkeypatch):
         monkeypatch.setattr(loss_module, "LOGITS_BYTES", limit)
         with Watch() as watch:
             functional(torch.randn(2, n, 1), weight, tokens(2, n, vocab=128), dtype, 128, chunks)
-        assert max(shape[0] for shape in watch.shapes if shape[1:] == (128,)) == expected, (dtype, chunks, limit, n)
+        assert max(shape[0] for shape in watch.shapes if shape[1:] == (128,)) == expected, (
+            dtype,
+            chunks,
+            limit,
+            n,
+        )
 
 
 @pytest.mark.parametrize("vocab, sequences", ((50304, 32), (151936, 69)))
 def test_a_gpu_never_has_2_to_the_31_logits(vocab, sequences):
-    """Tensors without storage are chunked as on a GPU. 32 × 1024 tokens with GPT-2's vocabulary are one chunk."""
+    """Tensors without storage are chunked as on a GPU. 32 × 1024 tokens with GPT-2's vocabulary are
+    one chunk."""
     weight, x = torch.empty(vocab, 2, device="meta"), torch.empty(sequences, 1024, 2, device="meta")
     with Watch() as watch:
-        functional(x, weight, torch.zeros(sequences, 1024, dtype=torch.long, device="meta"), torch.bfloat16, vocab, 0)
+        functional(
+            x,
+            weight,
+            torch.zeros(sequences, 1024, dtype=torch.long, device="meta"),
+            torch.bfloat16,
+            vocab,
+            0,
+        )
     rows = max(shape[0] for shape in watch.shapes if shape[1:] == (vocab,))
     assert rows * vocab < 2**31 and (rows == 32 * 1024) == (sequences == 32)

@@ -1,6 +1,7 @@
-"""Mixtures of experts against the equations in float64 (support/reference.py, support/moe.py), and against what they
-must equal: a dense FFN, themselves in another order, in parts, cached, compiled. Under optimizers: updates of stacks,
-the biases on the choice, and what the gradient's norm counts."""
+"""Mixtures of experts against the equations in float64 (support/reference.py, support/moe.py), and
+against what they must equal: a dense FFN, themselves in another order, in parts, cached, compiled.
+Under optimizers: updates of stacks, the biases on the choice, and what the gradient's norm
+counts."""
 
 import math
 from functools import partial
@@ -18,7 +19,16 @@ from nanodnt.optim import Optimizer, lr_at, make_optimizer
 from support import reference
 from support.depth import spread
 from support.models import LLAMA, S4, batch, build, error, floats, tokens
-from support.moe import MIXTURES, backward, batch_of, difference, excess, minimised, mixture, take_step
+from support.moe import (
+    MIXTURES,
+    backward,
+    batch_of,
+    difference,
+    excess,
+    minimised,
+    mixture,
+    take_step,
+)
 from support.operators import NoWaiting, fresh_compiler
 from support.optimizers import MIXED, NAMES, settings, tiny, values
 from support.tolerances import as_near, roundings
@@ -43,16 +53,21 @@ def test_logits_are_the_equations_token_by_token(name):
         assert error(torch.cat(parts, 1), logits[:rows]) < TIGHT
 
 
-@pytest.mark.parametrize("coefs", spread([(0.7, 0.3), (0.7, 0.0), (0.0, 0.3), (0.0, 0.0)], [(0.7, 0.3)]), ids=str)
+@pytest.mark.parametrize(
+    "coefs", spread([(0.7, 0.3), (0.7, 0.0), (0.0, 0.3), (0.0, 0.0)], [(0.7, 0.3)]), ids=str
+)
 @each_mixture
 def test_gradients_are_those_of_all_that_is_minimised(name, coefs):
-    """The loss, and the gradient of every parameter, to 1e-10 of its largest entry: in training mode of cross-entropy +
-    coef · balance + z_coef · z, summed over the blocks; in evaluation mode of the cross-entropy. The gradient of the
-    biases on the choice is the load above the mean, times the number of experts."""
+    """The loss, and the gradient of every parameter, to 1e-10 of its largest entry: in training
+    mode of cross-entropy + coef · balance + z_coef · z, summed over the blocks; in evaluation mode
+    of the cross-entropy. The gradient of the biases on the choice is the load above the mean, times
+    the number of experts."""
     (model, net), (coef, z_coef) = mixture(name), coefs
     idx, targets = batch()
     model.set_runtime(balance_coef=coef, z_coef=z_coef).train()
-    loss, wanted, chosen = minimised(model, net, idx, targets, coef * (model.config.balance == "loss"), z_coef)
+    loss, wanted, chosen = minimised(
+        model, net, idx, targets, coef * (model.config.balance == "loss"), z_coef
+    )
     for block, choices in enumerate(chosen if net.choice_bias else ()):
         load = net.experts * torch.tensor(excess(choices, net.experts), dtype=torch.float64)
         wanted[f"blocks.{block}.mlp.f.router.choice_bias"] = load
@@ -65,14 +80,17 @@ def test_gradients_are_those_of_all_that_is_minimised(name, coefs):
 
 
 @pytest.mark.parametrize("ignored", (False, True), ids=("all count", "some ignored"))
-@pytest.mark.parametrize("name", spread(MIXTURES, ("sigmoid, shared, bias, llama", "sigmoid, not normalised, unified")))
+@pytest.mark.parametrize(
+    "name", spread(MIXTURES, ("sigmoid, shared, bias, llama", "sigmoid, not normalised, unified"))
+)
 def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
-    """4 sequences as 4, 2 or 1 micro batches: the gradients of the whole batch. `ignored`: targets of which the rows
-    have uneven numbers, as examples have; their tokens still count as load."""
+    """4 sequences as 4, 2 or 1 micro batches: the gradients of the whole batch. `ignored`: targets
+    of which the rows have uneven numbers, as examples have; their tokens still count as load."""
     idx, targets = batch_of(4, T=5)
     if ignored:
         targets[0, 1:], targets[1, :3], targets[3, 4] = -1, -1, -1
-    targets_per_rank, tolerance = (float((targets != -1).sum()), FP32) if ignored else (None, TIGHT)  # shares are fp32
+    # shares are fp32
+    targets_per_rank, tolerance = (float((targets != -1).sum()), FP32) if ignored else (None, TIGHT)
     model, net = mixture(name, 1)
     coefs = dict(balance_coef=0.7) if model.config.balance == "loss" else {}
     loss, wanted, chosen = minimised(model, net, idx, targets, coefs.get("balance_coef", 0.0), 0.3)
@@ -108,12 +126,13 @@ def test_scores_near_0_are_normalised_and_scores_of_0_are_no_nan():
     assert weights[0, 1].tolist() == [0, 0]
 
 
-ENDS = [[4, 8, 12], [0, 5, 12], [7, 7, 12], [3, 12, 12], [0, 12, 12]]  # even; first, middle, last and two empty
+# even; first, middle, last and two empty
+ENDS = [[4, 8, 12], [0, 5, 12], [7, 7, 12], [3, 12, 12], [0, 12, 12]]
 
 
 def like_a_gpus(product, a, b, offs):
-    """A product of groups whose kernel takes no strides of 0, and leaves NaN where it has nothing to write: in the
-    matrices of empty groups."""
+    """A product of groups whose kernel takes no strides of 0, and leaves NaN where it has nothing
+    to write: in the matrices of empty groups."""
     assert 0 not in (*a.stride(), *b.stride())
     y, is_empty = product(a, b, offs=offs), torch.diff(offs, prepend=offs.new_zeros(1)) == 0
     return y.masked_fill(is_empty[:, None, None], math.nan) if y.ndim > 2 else y
@@ -126,29 +145,42 @@ def test_each_way_to_multiply_is_the_matrices_one_by_one(ends, bias, way, monkey
     """In value and gradient; `grouped_mm` as on a GPU, by torch's own for a CPU."""
     dtype, tolerance = (torch.float32, FP32) if way == "grouped_mm" else (torch.float64, 1e-12)
     g = torch.Generator().manual_seed(0)
-    x, w, b, dy = (torch.randn(*shape, generator=g).to(dtype) for shape in ((12, 8), (3, 16, 8), (3, 16), (16,)))
+    x, w, b, dy = (
+        torch.randn(*shape, generator=g).to(dtype)
+        for shape in ((12, 8), (3, 16, 8), (3, 16), (16,))
+    )
     inputs, dy = [t.requires_grad_() for t in ((x, w, b) if bias else (x, w))], dy.expand(12, 16)
     if way == "grouped_mm":
         monkeypatch.setattr(moe, "grouped_product", lambda *_: partial(like_a_gpus, F.grouped_mm))
-    y = moe.grouped(x, w, b if bias else None, Routes(None, None, torch.tensor(ends, dtype=torch.int32)))
+    y = moe.grouped(
+        x, w, b if bias else None, Routes(None, None, torch.tensor(ends, dtype=torch.int32))
+    )
     grads = torch.autograd.grad(y, inputs, dy)
     expert = [sum(row >= end for end in ends) for row in range(12)]
     wanted = torch.stack([w[e] @ x[row] + (b[e] if bias else 0) for row, e in enumerate(expert)])
-    for ours, theirs in zip((y, *grads), (wanted, *torch.autograd.grad(wanted, inputs, dy)), strict=True):
+    for ours, theirs in zip(
+        (y, *grads), (wanted, *torch.autograd.grad(wanted, inputs, dy)), strict=True
+    ):
         assert ours.dtype == dtype and error(ours, theirs) < tolerance
 
 
 @pytest.mark.deep
 def test_the_operator_is_sound():
     """Fake tensors and schema, as torch checks operators."""
-    x, w, ends = torch.randn(12, 8), torch.randn(3, 16, 8), torch.tensor([4, 4, 12], dtype=torch.int32)
+    x, w, ends = (
+        torch.randn(12, 8),
+        torch.randn(3, 16, 8),
+        torch.tensor([4, 4, 12], dtype=torch.int32),
+    )
     torch.library.opcheck(OPERATORS.multiply.default, (x, w.mT, ends))
     torch.library.opcheck(OPERATORS.multiply.default, (torch.randn(12, 16).mT, x, ends))
 
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
 def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
-    model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_runtime(compute_dtype=torch.bfloat16)
+    model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_runtime(
+        compute_dtype=torch.bfloat16
+    )
     router = (model.bfloat16() if cast else model).blocks[0].mlp.f.router
     u = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     logits, weight = router.logits(u), router.weight.float() * router.pre.gain.float()
@@ -159,7 +191,9 @@ def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
 COMPILED = {
     "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, balance="bias"),
     "softmax": dict(n_expert=4),
-    "sigmoid": dict(S4, n_expert=4, n_expert_shared=1, router="sigmoid", n_expert_active=1, router_norm=False),
+    "sigmoid": dict(
+        S4, n_expert=4, n_expert_shared=1, router="sigmoid", n_expert_active=1, router_norm=False
+    ),
 }
 
 
@@ -170,7 +204,8 @@ WAYS += [("sigmoid", "inductor", False)]
 @pytest.mark.parametrize("way", spread(WAYS, WAYS[:1]), ids=str)
 @fresh_compiler()
 def test_compiled_steps_are_the_eager_ones_and_one_graph(way):
-    """Gradients, with other tokens and so other loads in every micro batch and step, and other weights."""
+    """Gradients, with other tokens and so other loads in every micro batch and step, and other
+    weights."""
     name, backend, checkpointing = way
     dtype = torch.float64 if backend == "aot_eager" else torch.float32
     model, eager = (build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2))
@@ -217,7 +252,9 @@ def group_of(model, **changes) -> dict:
 @pytest.mark.parametrize("schedule", ("cosine", "dyt"))
 def test_the_balance_rate_is_constant(schedule):
     """Through warm-up and decay, and whatever the blockwise ratios."""
-    changes = dict(schedule=schedule, warmup_iters=4, lr_decay_iters=10, max_iters=12, balance_rate=0.02)
+    changes = dict(
+        schedule=schedule, warmup_iters=4, lr_decay_iters=10, max_iters=12, balance_rate=0.02
+    )
     config, model = settings(**changes, blockwise_lr=True, lr_ratio_router=3.0), tiny(**MIXED)
     groups = {group["label"]: group for group in make_optimizer(model, config).param_groups}
     assert {lr_at(step, config, groups["balance"]) for step in range(14)} == {0.02}
@@ -237,9 +274,13 @@ def test_a_step_on_a_stack_is_one_on_each_matrix(shape, changes):
     stack = torch.randn(*shape, generator=g)
     single = [torch.nn.Parameter(w.clone()) for w in stack]
     stack = torch.nn.Parameter(stack)
-    optimizers = [Optimizer([group | dict(params=ps, lr=0.1, param_names=None)]) for ps in ([stack], single)]
+    optimizers = [
+        Optimizer([group | dict(params=ps, lr=0.1, param_names=None)]) for ps in ([stack], single)
+    ]
     for _ in range(3):
-        stack.grad = torch.randn(*shape, generator=g) * torch.logspace(-3, 1, shape[0])[:, None, None]
+        stack.grad = (
+            torch.randn(*shape, generator=g) * torch.logspace(-3, 1, shape[0])[:, None, None]
+        )
         for w, grad in zip(single, stack.grad, strict=True):
             w.grad = grad.clone()
         for optimizer in optimizers:
@@ -253,7 +294,9 @@ RATE = 0.0625
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_the_biases_move_by_the_rate_against_the_load_of_the_whole_batch(optimizer):
     """However it is split into micro batches."""
-    model, net = mixture("softmax, shared, bias, HG, DP" if optimizer == "adamw" else "sigmoid, shared, bias, llama")
+    model, net = mixture(
+        "softmax, shared, bias, HG, DP" if optimizer == "adamw" else "sigmoid, shared, bias, llama"
+    )
     data, start, before = batch_of(4), model.state_dict(), values(model)
     start = {key: t.clone() for key, t in start.items()}
     with torch.no_grad():
@@ -263,12 +306,15 @@ def test_the_biases_move_by_the_rate_against_the_load_of_the_whole_batch(optimiz
         take_step(model, micro, data=data, lr=1e-3, optimizer=optimizer, balance_rate=RATE)
         for (_, _, choices), (key, router) in zip(routed, model.routers().items(), strict=True):
             sign = torch.tensor(excess(choices, net.experts), dtype=torch.float64).sign()
-            assert sign.abs().sum() > 1 and torch.equal(router.choice_bias, before[f"{key}.choice_bias"] - RATE * sign)
+            assert sign.abs().sum() > 1 and torch.equal(
+                router.choice_bias, before[f"{key}.choice_bias"] - RATE * sign
+            )
 
 
 @pytest.mark.parametrize("parts", (1, 2, 3, 6))
 def test_an_even_load_moves_no_bias(parts):
-    """Exactly even over the batch, though not in its micro batches, whose mean loads are no fp32 numbers."""
+    """Exactly even over the batch, though not in its micro batches, whose mean loads are no fp32
+    numbers."""
     g = torch.Generator().manual_seed(0)
     for _ in range(20):
         order = (torch.arange(42) % 3)[torch.randperm(42, generator=g)]
@@ -297,7 +343,9 @@ def test_the_norm_is_that_of_all_but_the_loads_and_clipping_is_torchs(optimizer)
                 if not grad_clip:
                     torch.nn.utils.clip_grad_norm_(others, 0.05)
 
-        changes = dict(optimizer=optimizer, balance_rate=RATE, z_coef=0.1, grad_clip=grad_clip, lr=1e-2)
+        changes = dict(
+            optimizer=optimizer, balance_rate=RATE, z_coef=0.1, grad_clip=grad_clip, lr=1e-2
+        )
         result, grads, _ = take_step(model, 2, at=note, **changes)
         loads = seen.pop(BALANCED)
         assert error(result.grad_norm, torch.nn.utils.get_total_norm(seen.values())) < FP32

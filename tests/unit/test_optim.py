@@ -1,8 +1,8 @@
-"""Update rules against their recurrences in float64 and torch's own optimizers; steps whose gradients are not finite;
-clipping; how many kernels a step takes.
+"""Update rules against their recurrences in float64 and torch's own optimizers; steps whose
+gradients are not finite; clipping; how many kernels a step takes.
 
-Groups, decay, state and loading are in test_optim_groups.py, settings and schedules in test_schedules.py, Muon in
-test_muon.py.
+Groups, decay, state and loading are in test_optim_groups.py, settings and schedules in
+test_schedules.py, Muon in test_muon.py.
 """
 
 import math
@@ -61,7 +61,9 @@ def test_adamw_is_torchs(layout):
 
     def update(role, w, decay, steps):
         p = torch.nn.Parameter(w)
-        return with_torch(p, steps, torch.optim.AdamW([p], betas=(0.8, 0.9), weight_decay=decay, foreach=False))
+        return with_torch(
+            p, steps, torch.optim.AdamW([p], betas=(0.8, 0.9), weight_decay=decay, foreach=False)
+        )
 
     assert_steps(update, tiny(**LAYOUTS[layout]), beta1=0.8, beta2=0.9)
 
@@ -72,7 +74,8 @@ SGD = [dict(), dict(dampening=0.3), dict(nesterov=True), dict(momentum=0.5), dic
 @both_kernels
 @pytest.mark.parametrize("options", SGD, ids=str)
 def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
-    """Decay first, w ← w (1 − ηλ), then torch.optim.SGD, whose first buffer is the whole gradient."""
+    """Decay first, w ← w (1 − ηλ), then torch.optim.SGD, whose first buffer is the whole
+    gradient."""
 
     def update(role, w, decay, steps):
         p = torch.nn.Parameter(w)
@@ -84,7 +87,8 @@ def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
 @both_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adam_mini_is_its_definition(layout):
-    """One second moment a head of q and k, a row of other matrices, a whole tensor of all else; ε outside the root."""
+    """One second moment a head of q and k, a row of other matrices, a whole tensor of all else; ε
+    outside the root."""
     model, moments = tiny(**LAYOUTS[layout]), []
 
     def update(role, w, decay, steps):
@@ -102,15 +106,23 @@ def test_adam_mini_is_its_definition(layout):
 
     optimizer = assert_steps(update, model, optimizer="adam_mini", beta1=0.8, beta2=0.9)
     if layout == "all":  # 2 heads of q, one of k
-        heads = {n: len(v) for (n, role), v in zip(model.roles().items(), moments, strict=True) if role == "qk"}
+        heads = {
+            n: len(v)
+            for (n, role), v in zip(model.roles().items(), moments, strict=True)
+            if role == "qk"
+        }
         assert heads == {"blocks.0.attn.f.q.weight": 2, "blocks.0.attn.f.k.weight": 1}
     for p, v in zip(model.parameters(), moments, strict=True):
-        torch.testing.assert_close(optimizer.state[p]["block_sq"].double(), v, rtol=roundings(10 * STEPS), atol=0.0)
+        torch.testing.assert_close(
+            optimizer.state[p]["block_sq"].double(), v, rtol=roundings(10 * STEPS), atol=0.0
+        )
 
 
 @both_kernels
 @pytest.mark.parametrize(
-    "changes", [dict(optimizer="adam_mini", beta1=0.0), dict(optimizer="muon", momentum=0.0, nesterov=False)], ids=str
+    "changes",
+    [dict(optimizer="adam_mini", beta1=0.0), dict(optimizer="muon", momentum=0.0, nesterov=False)],
+    ids=str,
 )
 def test_without_momentum_the_average_is_the_last_gradient(changes):
     model, optimizer = driven(changes, grads := gradients(tiny(), 3))
@@ -135,8 +147,8 @@ def test_adam_mini_refuses_a_head_that_does_not_divide_the_rows():
 @pytest.mark.parametrize("kind", ["nan", "inf", "one", "other"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_makes_a_step_change_nothing(variant, kind):
-    """Neither parameters nor state change by a bit, in the first step or a later one; nor do the steps that follow.
-    Experts have stacks of matrices, and biases with a rule of their own."""
+    """Neither parameters nor state change by a bit, in the first step or a later one; nor do the
+    steps that follow. Experts have stacks of matrices, and biases with a rule of their own."""
     runs = []
     for with_spoilt in (False, True):
         model = tiny(**MIXED)
@@ -145,7 +157,12 @@ def test_found_inf_makes_a_step_change_nothing(variant, kind):
         for t in range(4):
             if with_spoilt:
                 before = everything(model, optimizer)
-                drive(model, optimizer, [spoilt], found_inf=torch.tensor(2.0 if kind == "other" else 1.0))
+                drive(
+                    model,
+                    optimizer,
+                    [spoilt],
+                    found_inf=torch.tensor(2.0 if kind == "other" else 1.0),
+                )
                 assert everything(model, optimizer) == before, f"after {t} good steps"
             drive(model, optimizer, grads[t : t + 1], found_inf=torch.tensor(0.0))
         runs.append(everything(model, optimizer))
@@ -159,18 +176,29 @@ def test_a_gradient_of_zero_makes_no_nan(variant):
     some = gradients(tiny(), 1)
     none = [{name: torch.zeros_like(g) for name, g in some[0].items()}]
     model, optimizer = driven(VARIANTS[variant], none + some + none)
-    state = (t for s in optimizer.state_dict()["state"].values() for t in s.values() if torch.is_tensor(t))
+    state = (
+        t
+        for s in optimizer.state_dict()["state"].values()
+        for t in s.values()
+        if torch.is_tensor(t)
+    )
     assert all(t.isfinite().all() for t in (*model.parameters(), *state))
 
 
 def first_step(variant, decays: bool) -> tuple:
     """(Its gradients, how it changes each parameter, ηλw of each), in float64."""
     model, (grads,) = tiny(), gradients(tiny(), 1, small=())
-    optimizer, before, shares = make_optimizer(model, settings(**VARIANTS[variant])), values(model), {}
+    optimizer, before, shares = (
+        make_optimizer(model, settings(**VARIANTS[variant])),
+        values(model),
+        {},
+    )
     for group in optimizer.param_groups:
         group["lr"] = 0.01
         group["weight_decay"] *= decays
-        shares |= {name: 0.01 * group["weight_decay"] * before[name] for name in group["param_names"]}
+        shares |= {
+            name: 0.01 * group["weight_decay"] * before[name] for name in group["param_names"]
+        }
     for name, p in model.named_parameters():
         p.grad = grads[name].to(p.dtype)
     optimizer.step()
@@ -179,21 +207,28 @@ def first_step(variant, decays: bool) -> tuple:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_goes_down_and_decay_shrinks_the_weights(variant):
-    """Along the gradient the loss falls. With decay each weight loses ηλw more, whatever else the step does."""
+    """Along the gradient the loss falls. With decay each weight loses ηλw more, whatever else the
+    step does."""
     grads, changes, _ = first_step(variant, decays=False)
     assert [name for name, g in grads.items() if not (g * changes[name]).sum() < 0] == []
     _, decayed, shares = first_step(variant, decays=True)
     assert any(share.any() for share in shares.values())
     for name, share in shares.items():
         lost = changes[name] - decayed[name]
-        torch.testing.assert_close(lost, share, rtol=0.0, atol=roundings(20), msg=name)  # of weights up to 5
+        # of weights up to 5
+        torch.testing.assert_close(lost, share, rtol=0.0, atol=roundings(20), msg=name)
 
 
 @both_kernels
-@pytest.mark.parametrize("found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    "found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)]
+)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(variant, found_inf, grad_scale):
-    """After the step a run looks for the first gradient that is not finite, and tracking looks at all of them."""
+def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(
+    variant, found_inf, grad_scale
+):
+    """After the step a run looks for the first gradient that is not finite, and tracking looks at
+    all of them."""
     steps = gradients(tiny(), 2)
     model, _ = driven(VARIANTS[variant], steps, found_inf, grad_scale)
     for name, p in model.named_parameters():
@@ -204,9 +239,15 @@ def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(vari
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""
-    scale, grads = torch.tensor(1.7), [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)]
+    scale, grads = (
+        torch.tensor(1.7),
+        [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)],
+    )
     smaller = [{name: g / scale for name, g in step.items()} for step in grads]
-    runs = driven(VARIANTS[variant], grads, 0.0, scale), driven(VARIANTS[variant], smaller, 0.0, 1.0)
+    runs = (
+        driven(VARIANTS[variant], grads, 0.0, scale),
+        driven(VARIANTS[variant], smaller, 0.0, 1.0),
+    )
     assert everything(*runs[0]) == everything(*runs[1])
 
 
@@ -214,8 +255,9 @@ def test_grad_scale_is_the_same_as_smaller_gradients(variant):
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the kernels that a GPU would start: operators, without views. One on lists of tensors counts as one, or as
-    one for each tensor where its lists differ in shape or, but for copies, in dtype: then torch takes them singly."""
+    """Counts the kernels that a GPU would start: operators, without views. One on lists of tensors
+    counts as one, or as one for each tensor where its lists differ in shape or, but for copies, in
+    dtype: then torch takes them singly."""
 
     def __init__(self):
         super().__init__()
@@ -232,8 +274,8 @@ class Kernels(TorchDispatchMode):
 
 
 def count_kernels(n_layer, changes) -> tuple:
-    """(kernels of an optimizer step that clips, number of matrices, number of parameters) of a model with so many
-    layers."""
+    """(kernels of an optimizer step that clips, number of matrices, number of parameters) of a
+    model with so many layers."""
     model = GPT(GPTConfig(n_layer=n_layer, n_head=2, n_embd=16, block_size=8, vocab_size=31, **DNT))
     model.set_runtime(compute_dtype=torch.bfloat16)
     optimizer = make_optimizer(model, settings(**changes))
@@ -242,14 +284,22 @@ def count_kernels(n_layer, changes) -> tuple:
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(False), torch.tensor(1.7)
     with Kernels() as kernels:
         optimizer.step()
-    return kernels.count, len([p for p in model.parameters() if p.ndim == 2]), len(list(model.parameters()))
+    return (
+        kernels.count,
+        len([p for p in model.parameters() if p.ndim == 2]),
+        len(list(model.parameters())),
+    )
 
 
-@pytest.mark.parametrize("variant", [name for name, changes in VARIANTS.items() if changes["optimizer"] in OURS])
+@pytest.mark.parametrize(
+    "variant", [name for name, changes in VARIANTS.items() if changes["optimizer"] in OURS]
+)
 def test_deeper_models_take_no_more_kernels(variant):
-    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; and dampening, which copies
-    each gradient."""
-    (few, *small), (many, *large) = (count_kernels(n_layer, VARIANTS[variant]) for n_layer in (2, 5))
+    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; and
+    dampening, which copies each gradient."""
+    (few, *small), (many, *large) = (
+        count_kernels(n_layer, VARIANTS[variant]) for n_layer in (2, 5)
+    )
     matrices, parameters = (b - a for a, b in zip(small, large, strict=True))
     assert (matrices, parameters) == (3 * 6, 3 * 17)
     assert many - few == dict(adam_mini=2 * matrices, msgdw_dampening=parameters).get(variant, 0)
@@ -257,7 +307,8 @@ def test_deeper_models_take_no_more_kernels(variant):
 
 @pytest.mark.parametrize("variant", [name for name in ("muon", "adam_mini") if name in VARIANTS])
 def test_updates_are_compiled_once(variant, monkeypatch):
-    """LRs change in every step, and nothing is compiled after the first; with compile=False nothing at all."""
+    """LRs change in every step, and nothing is compiled after the first; with compile=False nothing
+    at all."""
     (first, *steps), found = gradients(tiny(**MIXED), STEPS), []
     for changes in (dict(compile=False), dict()):
         counters.clear()

@@ -1,8 +1,9 @@
-"""Parameter groups: which parameter gets which rule, LR and decay. Optimizer state, its size, and loading it. A new
-optimizer, which is one new file: the docs' Lion is registered, and works in every way that ours do.
+"""Parameter groups: which parameter gets which rule, LR and decay. Optimizer state, its size, and
+loading it. A new optimizer, which is one new file: the docs' Lion is registered, and works in every
+way that ours do.
 
-tests/docs/test_docs.py puts that file into a copy of the tree and trains with it from the command line;
-tests/distributed/test_optimizer_steps.py trains it on shards.
+tests/docs/test_docs.py puts that file into a copy of the tree and trains with it from the command
+line; tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
 import io
@@ -58,20 +59,26 @@ def table(text):
 @pytest.mark.parametrize("layout", [*LAYOUTS, "experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, blockwise):
-    """Muon has the matrices of the blocks, experts among them; routers go to AdamW, as all that reads the stream but no
-    branch. The biases on the choice of experts have a rule and a rate of their own."""
+    """Muon has the matrices of the blocks, experts among them; routers go to AdamW, as all that
+    reads the stream but no branch. The biases on the choice of experts have a rule and a rate of
+    their own."""
     model = tiny(**(LAYOUTS | dict(experts=MIXED))[layout])
     optimizer = make_optimizer(model, settings(optimizer=name, blockwise_lr=blockwise))
     names = {id(p): n for n, p in model.named_parameters()}
     grouped = [names[id(p)] for g in optimizer.param_groups for p in g["params"]]
     assert sorted(grouped) == sorted(names.values())
     assert grouped == [n for g in optimizer.param_groups for n in g["param_names"]]
-    assert all(model.roles()[n] == g["role"] for g in optimizer.param_groups for n in g["param_names"])
+    assert all(
+        model.roles()[n] == g["role"] for g in optimizer.param_groups for n in g["param_names"]
+    )
     rest = "adamw" if name == "muon" else name
     for g in optimizer.param_groups:
         role = g["role"]
-        assert g["rule"] == ("balance" if role == "balance" else name if role in ("qk", "vo", "ffn") else rest), role
-        if g["rule"] == "adam_mini":  # rows of a block: of a head, each by itself, or 0: the tensor's
+        assert g["rule"] == (
+            "balance" if role == "balance" else name if role in ("qk", "vo", "ffn") else rest
+        ), role
+        # rows of a block: of a head, each by itself, or 0: the tensor's
+        if g["rule"] == "adam_mini":
             assert g["block_rows"] == (8 if role == "qk" else int(role in DECAYED)), role
     rows = table(describe_groups(optimizer, model))
     assert sum(row[1] for row in rows.values()) == model.num_params()
@@ -85,20 +92,33 @@ def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, bl
 
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
-    """Parameters that are frozen before the optimizer is made are in no group. Those that are frozen later, or not used
-    in a step, get no decay, and their state does not change."""
+    """Parameters that are frozen before the optimizer is made are in no group. Those that are
+    frozen later, or not used in a step, get no decay, and their state does not change."""
     model = tiny()
     model.wpe.weight.requires_grad_(False)
     optimizer = make_optimizer(model, settings(optimizer=name))
-    assert "pos" not in {g["role"] for g in optimizer.param_groups} and model.wpe.weight not in optimizer.state
+    assert (
+        "pos" not in {g["role"] for g in optimizer.param_groups}
+        and model.wpe.weight not in optimizer.state
+    )
     rows = table(describe_groups(optimizer, model))
-    assert rows["(frozen)"] == (1, 128) and sum(row[1] for row in rows.values()) == model.num_params()
+    assert (
+        rows["(frozen)"] == (1, 128) and sum(row[1] for row in rows.values()) == model.num_params()
+    )
     grads = gradients(model, 2)
-    unused = ["wpe.weight", "blocks.0.attn.f.v.weight", "head.weight", "blocks.0.attn.f.q.bias", "final_norm.gain"]
+    unused = [
+        "wpe.weight",
+        "blocks.0.attn.f.v.weight",
+        "head.weight",
+        "blocks.0.attn.f.q.bias",
+        "final_norm.gain",
+    ]
     drive(model, optimizer, grads[:1])
     before = {n: bits([p, optimizer.state.get(p, {})]) for n, p in model.named_parameters()}
     drive(model, optimizer, [grads[1] | dict.fromkeys(unused)])
-    unchanged = [n for n, p in model.named_parameters() if before[n] == bits([p, optimizer.state.get(p, {})])]
+    unchanged = [
+        n for n, p in model.named_parameters() if before[n] == bits([p, optimizer.state.get(p, {})])
+    ]
     assert sorted(unchanged) == sorted(unused)
 
 
@@ -131,14 +151,17 @@ ROLE_DECAY = [
 @pytest.mark.parametrize("changes, moved", ROLE_DECAY, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_of_every_role(name, changes, moved, blockwise):
-    """By default only matrices decay, under every optimizer; directions never do. Muon's rest has its own decay."""
+    """By default only matrices decay, under every optimizer; directions never do. Muon's rest has
+    its own decay."""
     want = {role: 0.1 if role in DECAYED else 0.0 for role in (*DECAYED, "gain_in", "gain_out")}
     want |= dict(scalar=0.0, bias=0.0, gain_dir=0.0, balance=0.0) | moved
     rest = dict(adamw_weight_decay=0.02) if name == "muon" else {}
     seen = set()
     for flags in (DNT, ALL, dict(DNT, tie_weights=True), MIXED):
         roles = looked_at(*flags.items()).roles()
-        for n, decay in decays(flags, optimizer=name, blockwise_lr=blockwise, **changes, **rest).items():
+        for n, decay in decays(
+            flags, optimizer=name, blockwise_lr=blockwise, **changes, **rest
+        ).items():
             part = 0.2 if rest and roles[n] not in ("qk", "vo", "ffn") else 1.0
             assert decay == pytest.approx(want[roles[n]] * part), n
         seen |= set(roles.values())
@@ -147,10 +170,16 @@ def test_decay_of_every_role(name, changes, moved, blockwise):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_gains_without_such_gains_is_refused(name):
-    bare = dict(gain="none"), dict(norm="none", pre_norm="none", mid_norm="none", input_norm=False, qk_norm=False)
+    bare = (
+        dict(gain="none"),
+        dict(norm="none", pre_norm="none", mid_norm="none", input_norm=False, qk_norm=False),
+    )
     for flags in bare:
         for choice, role in (("input", "gain_in"), ("output", "gain_out")):
-            with pytest.raises(ValueError, match=rf"decay_gains={choice}, but the model has no such gains \({role}\)"):
+            with pytest.raises(
+                ValueError,
+                match=rf"decay_gains={choice}, but the model has no such gains \({role}\)",
+            ):
                 decays(DNT | flags, optimizer=name, decay_gains=choice)
         decays(DNT | flags, optimizer=name, decay_gains="all")  # all means none here
 
@@ -166,10 +195,13 @@ SWIGLU = dict(DNT, mlp="swiglu", gain_out="scale", tie_weights=True)
 @pytest.mark.parametrize("choice", ["none", "v", "up", "v,up", "v,final", "v,up,final"])
 @pytest.mark.parametrize("flags", [SWIGLU, dict(SWIGLU, post_norm="mlp"), ALL, MIXED])
 def test_input_gains_move_the_named_gains_alone(flags, choice):
-    """Between what input and what output decays; a gain is of the one or of the other. The default is `final`."""
+    """Between what input and what output decays; a gain is of the one or of the other. The default
+    is `final`."""
     usual, gains = decays(flags, decay_gains="input"), decays(flags, decay_gains="all")
     named = {n: part for n in gains for part, pattern in OPEN.items() if re.fullmatch(pattern, n)}
-    assert set(named.values()) == {*OPEN} and all(usual[n] == 0.1 * (part == "final") for n, part in named.items())
+    assert set(named.values()) == {*OPEN} and all(
+        usual[n] == 0.1 * (part == "final") for n, part in named.items()
+    )
     wanted = usual | {n: 0.1 * (part in choice.split(",")) for n, part in named.items()}
     assert decays(flags, decay_gains="input", input_gains=choice) == wanted
     matrices = decays(flags)
@@ -222,8 +254,8 @@ def test_training_continues_bit_by_bit_after_loading():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_is_loaded_by_name_into_other_groups(name):
-    """Under blockwise LRs biases and scalars have groups of their own. Their state still finds its parameter. LR, decay
-    and all else of a group stay as they are configured."""
+    """Under blockwise LRs biases and scalars have groups of their own. Their state still finds its
+    parameter. LR, decay and all else of a group stay as they are configured."""
     model, first = driven(dict(optimizer=name), gradients(tiny(**ALL), 2), **ALL)
     other, second = driven(dict(optimizer=name, blockwise_lr=True, weight_decay=0.2), [], **ALL)
     assert len(second.param_groups) > len(first.param_groups)
@@ -270,7 +302,9 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     saved += [None, make_optimizer(tiny(**ALL), config).state_dict()]
     before = everything(other, target)
     for i, state in enumerate(saved):
-        with pytest.raises(ValueError, match="does not fit this optimizer on this model.*--init_from"):
+        with pytest.raises(
+            ValueError, match="does not fit this optimizer on this model.*--init_from"
+        ):
             load_optimizer(target, state, step=2)
             pytest.fail(f"number {i} was loaded")
     assert everything(other, target) == before
@@ -300,12 +334,21 @@ def test_lion_is_its_recurrence(lion):
 
 
 def test_lions_state_is_counted_and_kept(lion):
-    """It is part of the optimizer's state, which loads into another; a step that is not finite changes nothing."""
+    """It is part of the optimizer's state, which loads into another; a step that is not finite
+    changes nothing."""
     grads = gradients(tiny(), 4)
-    (model, optimizer), other = driven(dict(optimizer="lion"), grads[:2]), driven(dict(optimizer="lion"), [])
+    (model, optimizer), other = (
+        driven(dict(optimizer="lion"), grads[:2]),
+        driven(dict(optimizer="lion"), []),
+    )
     other[0].load_state_dict(model.state_dict())
     load_optimizer(other[1], optimizer.state_dict(), step=2)
-    drive(model, optimizer, [grads[2] | {"wte.weight": torch.full((64, 16), torch.nan)}], torch.ones(()))
+    drive(
+        model,
+        optimizer,
+        [grads[2] | {"wte.weight": torch.full((64, 16), torch.nan)}],
+        torch.ones(()),
+    )
     for pair in ((model, optimizer), other):
         drive(*pair, grads[2:])
     assert everything(model, optimizer) == everything(*other)
@@ -313,10 +356,14 @@ def test_lions_state_is_counted_and_kept(lion):
 
 
 def test_lions_settings(lion):
-    """Its own defaults; flags that it does not understand are refused; groups, ratios and notes as for ours."""
+    """Its own defaults; flags that it does not understand are refused; groups, ratios and notes as
+    for ours."""
     config = filled(optimizer="lion")
     assert (config.learning_rate, config.weight_decay, config.min_lr) == (1e-4, 1.0, 1e-5)
-    with pytest.raises(ValueError, match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon"):
+    with pytest.raises(
+        ValueError,
+        match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon",
+    ):
         filled(optimizer="lion", momentum=0.9)
     model, config = tiny(), settings(optimizer="lion", blockwise_lr=True, weight_decay=0.1)
     optimizer = make_optimizer(model, config)
@@ -324,7 +371,9 @@ def test_lions_settings(lion):
     ratios = {g["label"]: g["lr_ratio"] for g in optimizer.param_groups if g["role"] in DECAYED}
     assert ratios == dict(emb=10, pos=1, head=1, qk=8, vo=4, ffn=6)
     (note,) = notes(config, model)
-    assert note.startswith("blockwise_lr: the paper has ratios for adamw and adam_mini; those for lion are our")
+    assert note.startswith(
+        "blockwise_lr: the paper has ratios for adamw and adam_mini; those for lion are our"
+    )
 
 
 def test_a_name_registers_once(lion):

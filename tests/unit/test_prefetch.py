@@ -15,7 +15,8 @@ def test_prefetch_gives_the_step_asked_for():
 
 
 def test_prefetch_reads_each_batch_once_and_while_the_step_is_made():
-    """When the batch of a step is there, fetch of the next has begun in another thread; the caller does not wait."""
+    """When the batch of a step is there, fetch of the next has begun in another thread; the caller
+    does not wait."""
     fetched, begun, may_end = [], threading.Event(), threading.Event()
 
     def fetch(step):
@@ -30,7 +31,9 @@ def test_prefetch_reads_each_batch_once_and_while_the_step_is_made():
         assert (ahead(step) == step).all()
     assert begun.wait(30)
     may_end.set()
-    assert [step for step, _ in fetched] == list(range(11)) and threading.get_ident() not in dict(fetched).values()
+    assert [step for step, _ in fetched] == list(range(11)) and threading.get_ident() not in dict(
+        fetched
+    ).values()
     assert (ahead(10) == 10).all()
 
 

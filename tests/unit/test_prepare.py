@@ -31,7 +31,9 @@ def home(tmp_path, monkeypatch):
     return prepared.use_other_home(tmp_path / "data", monkeypatch)
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("data/*/prepare.py")))
+@pytest.mark.parametrize(
+    "name", sorted(path.parent.name for path in ROOT.glob("data/*/prepare.py"))
+)
 def test_every_script_can_print_its_help_on_any_terminal(name, monkeypatch):
     main = prepared.load_script(name).main
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
@@ -45,7 +47,13 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
     names = [f"package{i % 5}/module{i}.py" for i in range(120)]
     for place, end in (("here", "\n"), ("else/where", "\r\n")):
         root = tmp_path / place
-        for name in (*names, "site-packages/a.py", "package1/tests/c.py", "e.txt", "_sysconfigdata_x.py"):
+        for name in (
+            *names,
+            "site-packages/a.py",
+            "package1/tests/c.py",
+            "e.txt",
+            "_sysconfigdata_x.py",
+        ):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(f"# Größe {name}{end}".encode())
         (root / "latin1.py").write_bytes(b"# \xe9\n")
@@ -58,7 +66,9 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
     assert "next: python train.py config/quickstart.py" in said.out
     assert f"cannot be read as UTF-8, so left out: {root}/latin1.py\n" in said.err
     train, val = prepared.texts_of(out)
-    assert sorted(train + val) == sorted(f"# Größe {name}\n" for name in names) and 3 < len(val) < 20
+    assert (
+        sorted(train + val) == sorted(f"# Größe {name}\n" for name in names) and 3 < len(val) < 20
+    )
     for name in names[:30]:
         (root / name).unlink()
     assert "only 90 source files" in prepared.error_of(pystdlib.main, f"--out_dir={out}")
@@ -118,7 +128,9 @@ def write_inputs(folder):
     (folder / "deep/b.py").write_text("print('é')", encoding="utf-8")
     (folder / "image.png").write_bytes(b"\x89PNG\r\n\xff\xfe")
     (folder / "d.jsonl").write_text('{"text": "line 0"}\n{"text": "line 1", "id": 1}\n\n')
-    parquet.write_table(pa.table({"id": [1, 2], "text": ["row one", "row two"]}), folder / "deep/e.PARQUET")
+    parquet.write_table(
+        pa.table({"id": [1, 2], "text": ["row one", "row two"]}), folder / "deep/e.PARQUET"
+    )
     return ["plain", "line 0", "line 1", "print('é')", "row one", "row two"]
 
 
@@ -127,7 +139,9 @@ def test_local_reads_every_kind_of_file(home, tmp_path, capsys, monkeypatch):
     flags = [f"--input={tmp_path / 'in'}", "--tokenizer=bytes", "--name=x"]
     local.main(flags)
     train, val = prepared.texts_of(home / "x")
-    assert sorted(train + val) == sorted(texts) and train == [text for text in texts if text not in val]
+    assert sorted(train + val) == sorted(texts) and train == [
+        text for text in texts if text not in val
+    ]
     assert "image.png" in capsys.readouterr().err
     made = contents(home / "x")
     prepared.list_files_backwards(monkeypatch)
@@ -147,7 +161,9 @@ def test_the_command_that_is_printed_can_be_typed(home, tmp_path, capsys):
 def test_long_documents_are_cut_where_gpt2_cuts(document):
     import regex
 
-    gpt2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    gpt2 = regex.compile(
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    )
     found = list(pieces(document, 3))
     assert [ends for _, ends in found] == [False] * (len(found) - 1) + [True]
     assert [t for piece, _ in found for t in gpt2.findall(piece)] == gpt2.findall(document)
@@ -183,7 +199,9 @@ def kill_workers():
         worker.kill()
 
 
-@pytest.mark.parametrize("how, workers, said", [(interrupt, 1, "130"), (kill_workers, 2, "error: a worker was killed")])
+@pytest.mark.parametrize(
+    "how, workers, said", [(interrupt, 1, "130"), (kill_workers, 2, "error: a worker was killed")]
+)
 def test_a_run_that_is_stopped_leaves_nothing(how, workers, said, tmp_path):
     out = tmp_path / "out"
     splits = {"train": [FILES[0], killed(FILES[1], how)], "val": [TEXTS[:3]]}

@@ -1,4 +1,5 @@
-"""Datasets that are downloaded: splits, kills, and what a missing network, package or disk gets told."""
+"""Datasets that are downloaded: splits, kills, and what a missing network, package or disk gets
+told."""
 
 import gzip
 import hashlib
@@ -74,7 +75,8 @@ FILES = {  # dataset: {pattern of names: their number}
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A Hub of three small datasets, as its cache looks after a download: {dataset: {file: texts}}."""
+    """A Hub of three small datasets, as its cache looks after a download: {dataset: {file:
+    texts}}."""
     made = {}
     for dataset, patterns in FILES.items():
         for name in (p.format(i) for p, count in patterns.items() for i in range(count)):

@@ -44,11 +44,17 @@ def make_parquet(path: Path, columns: dict, classes: dict):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The file of what is held out of a small CIFAR-10 on a Hub, and {split: [(encoded bytes, label)]}."""
+    """The file of what is held out of a small CIFAR-10 on a Hub, and {split: [(encoded bytes,
+    label)]}."""
     prepared.use_fake_hub(monkeypatch, tmp_path)
     pairs = [(encode(noise(32, 32, 3, seed=i)), (7 * i + 3) % 10) for i in range(9)]
     for part, some in (("train", pairs[:6]), ("test", pairs[6:])):
-        file = tmp_path / "hub/uoft-cs/cifar10" / prepared.COMMIT / f"plain_text/{part}-00000-of-00001.parquet"
+        file = (
+            tmp_path
+            / "hub/uoft-cs/cifar10"
+            / prepared.COMMIT
+            / f"plain_text/{part}-00000-of-00001.parquet"
+        )
         encoded = [{"bytes": raw, "path": None} for raw, _ in some]
         columns = {"img": encoded, "label": [label for _, label in some]}
         make_parquet(file, columns, {"label": [f"kind {i}" for i in range(10)]})
@@ -66,13 +72,17 @@ def test_images_of_the_hub_are_kept_byte_for_byte(hub, tmp_path, capsys):
     check_dataset([str(out)])
     assert "all checksums match" in capsys.readouterr().out
     images, labels = PreparedImages(str(out), 9, image_size=32).val_batch(np.arange(2), 2)
-    assert images.shape == (2, 3, 32, 32) and labels.tolist() == [label for _, label in made["val"][:2]]
+    assert images.shape == (2, 3, 32, 32) and labels.tolist() == [
+        label for _, label in made["val"][:2]
+    ]
 
 
 def test_no_permission(tmp_path, monkeypatch):
     out = f"--out_dir={tmp_path / 'out'}"
     prepared.use_fake_hub(monkeypatch, tmp_path)
-    prepared.use_failing_hub(monkeypatch, "403 Client Error: you are not in the authorized list\nand more")
+    prepared.use_failing_hub(
+        monkeypatch, "403 Client Error: you are not in the authorized list\nand more"
+    )
     line = prepared.error_of(imagenet1k.main, out)
     assert "could not download" in line and "49e2ee26f38" in line and "403 Client Error" in line
     assert "accept the terms at https://huggingface.co" in line
@@ -128,7 +138,9 @@ def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
     flags = [f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"]
     local.main(flags)
     train, val = (images_of(home / "pets", split) for split in ("train", "val"))
-    assert sorted(train + val) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
+    assert sorted(train + val) == sorted(
+        (raw, i) for i, name in enumerate(made) for raw in made[name]
+    )
     assert 9 <= len(val) <= 27 and load_meta("pets")["image_size"] is None
     before = contents(home / "pets")
     prepared.list_files_backwards(monkeypatch)
@@ -140,7 +152,9 @@ def test_no_class_is_held_out_whole(home, tmp_path):
     for c, count in enumerate((1, 2, 40)):
         (tmp_path / "in" / f"class {c}").mkdir(parents=True)
         for i in range(count):
-            (tmp_path / "in" / f"class {c}" / f"{i}.png").write_bytes(encode(noise(4, 4, 3, seed=100 * c + i)))
+            (tmp_path / "in" / f"class {c}" / f"{i}.png").write_bytes(
+                encode(noise(4, 4, 3, seed=100 * c + i))
+            )
     local.main([f"--folder={tmp_path / 'in'}", "--name=few", "--val_share=0.9"])
     assert {label for _, label in images_of(home / "few", "train")} == {0, 1, 2}
     assert len(images_of(home / "few", "val")) > 20
@@ -158,7 +172,9 @@ def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path)
 
 
 def about(classes):
-    return dict(dataset="d", source="test", licence="none", image_size=4, channels=1, classes=classes)
+    return dict(
+        dataset="d", source="test", licence="none", image_size=4, channels=1, classes=classes
+    )
 
 
 def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
@@ -166,8 +182,12 @@ def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
     prepare_images.build(tmp_path, about(["a", "b"]), {"train": images, "val": images})
     assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"
     (tmp_path / "train.marks").touch()  # as examples have
-    text.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
-    assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
+    text.build(
+        tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]}
+    )
+    assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(
+        str(tmp_path)
+    )
 
 
 def replace_image(raw):
@@ -207,7 +227,11 @@ BAD = [
     ("", replace_image(encode(noise(9, 9))), "2.PNG is of mode L instead of RGB (channels=3"),
     ("", lambda f: halve(f / "train/dog/deep/1.jpg"), "1.jpg cannot be decoded (OSError: "),
     ("", replace_image(bomb()), "cannot be decoded (DecompressionBombError"),
-    ("", lambda f: (f / "val/dog").rename(f / "val/cow"), "classes of train and val differ: ['cow', 'dog']"),
+    (
+        "",
+        lambda f: (f / "val/dog").rename(f / "val/cow"),
+        "classes of train and val differ: ['cow', 'dog']",
+    ),
     ("", lambda f: (f / "val").rename(f / "test"), "has test, train, which look like splits"),
     ("", lambda f: (f / "val/dog/0.PNG").rename(f / "val/0.png"), "0.png lies in no class"),
     ("", lambda f: blacken(f / "train"), "one and the same value in a channel"),

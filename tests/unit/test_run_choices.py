@@ -1,4 +1,5 @@
-"""Decisions that need no run: how a batch is split, peak FLOP/s by name, which parallelism, what a signal asks for."""
+"""Decisions that need no run: how a batch is split, peak FLOP/s by name, which parallelism, what a
+signal asks for."""
 
 import io
 import mmap
@@ -79,7 +80,9 @@ with environment("cpu", "float32", 60):
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library decides this by itself")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="another C library decides this by itself"
+)
 def test_memory_that_a_step_on_a_cpu_frees_stays_for_the_next():
     command = [sys.executable, "-c", FREED_AND_NEEDED_AGAIN]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -87,7 +90,9 @@ def test_memory_that_a_step_on_a_cpu_frees_stays_for_the_next():
     assert page_faults < 64 * 2**20 / mmap.PAGESIZE  # less than the pages of one of the ten steps
 
 
-@pytest.mark.parametrize("variable", ["OTHER=1", "MALLOC_TRIM_THRESHOLD_=1", "GLIBC_TUNABLES=glibc.malloc.check=1"])
+@pytest.mark.parametrize(
+    "variable", ["OTHER=1", "MALLOC_TRIM_THRESHOLD_=1", "GLIBC_TUNABLES=glibc.malloc.check=1"]
+)
 def test_a_users_setting_of_malloc_stays(variable, monkeypatch):
     """Another C library has none."""
     mallopt = Mock()
@@ -98,7 +103,9 @@ def test_a_users_setting_of_malloc_stays(variable, monkeypatch):
     assert mallopt.call_count == (2 if variable == "OTHER=1" else 0)
 
 
-@pytest.mark.parametrize("encoding, written", [("ascii", b"\\xfc \\u2192"), ("latin-1", b"\xfc \\u2192")])
+@pytest.mark.parametrize(
+    "encoding, written", [("ascii", b"\\xfc \\u2192"), ("latin-1", b"\xfc \\u2192")]
+)
 def test_a_terminal_of_another_encoding_ends_no_run(encoding, written, monkeypatch):
     """Whatever is printed, by whom it may be; also the name of a file that is no text."""
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
@@ -122,7 +129,10 @@ def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(tmp_path, monkeyp
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert choose_device("auto") == (torch.device("cpu"), "auto: no GPU found")
     (tmp_path / "version").write_text(DRIVER)
-    with pytest.raises(ValueError, match="driver 580.159.04, but torch .* finds no GPU that works: install the build"):
+    with pytest.raises(
+        ValueError,
+        match="driver 580.159.04, but torch .* finds no GPU that works: install the build",
+    ):
         choose_device("auto")
     assert choose_device("cpu") == (torch.device("cpu"), "as asked")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -182,7 +192,12 @@ def test_without_a_group_no_process_is_torchruns(monkeypatch):
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_RANK": "3", "MASTER_PORT": "1"}],
+    [
+        {},
+        {"RANK": "", "WORLD_SIZE": ""},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"LOCAL_RANK": "3", "MASTER_PORT": "1"},
+    ],
     ids=str,
 )
 def test_what_describes_no_group(variables, monkeypatch):
@@ -246,7 +261,8 @@ def test_what_a_run_can_be(setting, dtype, world, possible):
 
 @pytest.mark.parametrize("cuda, parallel", [(False, "ddp"), (True, "fsdp")])
 def test_a_run_on_a_cpu_counts_no_memory(cuda, parallel, monkeypatch):
-    """It is DDP, as large a micro batch as split_batch gives; GPUs get what their least memory can hold."""
+    """It is DDP, as large a micro batch as split_batch gives; GPUs get what their least memory can
+    hold."""
     asked = []
 
     def choose_split(model, config, env, limit):
@@ -271,7 +287,8 @@ def test_a_run_on_a_cpu_counts_no_memory(cuda, parallel, monkeypatch):
         (True, 48, "none", 1, 480, False),
         ("blocks", 2, "none", 1, 480, True),
         ("auto", 12, "ddp", 8, 480, False),
-        ("auto", 12, "ddp", 8, 240, True),  # the gradients leave once a step, blocks cost every micro batch
+        # the gradients leave once a step, blocks cost every micro batch
+        ("auto", 12, "ddp", 8, 240, True),
         ("auto", 24, "ddp", 8, 480, True),  # wider
         ("auto", 12, "ddp", 16, 9600, True),  # two machines
         (True, 24, "ddp", 8, 480, False),
@@ -282,13 +299,16 @@ def test_a_run_on_a_cpu_counts_no_memory(cuda, parallel, monkeypatch):
 )
 def test_what_is_compiled_by_blocks(setting, n_layer, parallel, world, batch_size, blocks):
     sizes = GPTConfig(n_layer=n_layer, n_embd=64 * n_layer, block_size=1024)
-    model = SimpleNamespace(blocks=range(n_layer), config=sizes, num_params=lambda: 12 * n_layer * sizes.n_embd**2)
+    model = SimpleNamespace(
+        blocks=range(n_layer), config=sizes, num_params=lambda: 12 * n_layer * sizes.n_embd**2
+    )
     config = TrainConfig(compile=setting, batch_size=batch_size)
     assert choose_blocks(config, model, parallel, world)[0] == blocks
     assert choose_compile("blocks", torch.device("cpu"), 0) == (True, "as asked")
 
 
-TF32 = [  # device, dtype, compute capability, environment → whether fp32 matrices are multiplied in TF32
+# device, dtype, compute capability, environment → whether fp32 matrices are multiplied in TF32
+TF32 = [
     (("cuda", torch.float32, (9, 0), {}), True),
     (("cuda", torch.float32, (8, 0), {"NVIDIA_TF32_OVERRIDE": "1"}), True),
     (("cuda", torch.float32, (8, 0), {"NVIDIA_TF32_OVERRIDE": "0"}), False),
@@ -316,12 +336,18 @@ def test_tf32_is_for_runs_in_fp32(case, expected, monkeypatch):
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("device, expected", [("cpu", ("gloo", None)), ("cuda:1", ("nccl", torch.device("cuda", 1)))])
+@pytest.mark.parametrize(
+    "device, expected", [("cpu", ("gloo", None)), ("cuda:1", ("nccl", torch.device("cuda", 1)))]
+)
 def test_nccl_is_told_its_gpu(device, expected, monkeypatch):
     """And to send first; messages between hosts go over gloo."""
     calls = []
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=SimpleNamespace), raising=False)
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: calls.append((backend, given)))
+    monkeypatch.setattr(
+        dist, "ProcessGroupNCCL", SimpleNamespace(Options=SimpleNamespace), raising=False
+    )
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **given: calls.append((backend, given))
+    )
     monkeypatch.setattr(dist, "new_group", lambda **given: given)
     env = Env(0, 2, torch.device(device), torch.float32, distributed=True)
     join_processes(env, 60)
@@ -366,19 +392,26 @@ SETTINGS = [  # what is set: what torch is imported with
 ]
 
 
-@pytest.mark.parametrize("command", ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate"])
+@pytest.mark.parametrize(
+    "command", ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate"]
+)
 def test_torch_is_imported_with_the_allocator_s_settings(command):
-    """It reads them at that moment, and a user's own win (shown for one command: all have them from one module)."""
+    """It reads them at that moment, and a user's own win (shown for one command: all have them from
+    one module)."""
     clean = {key: x for key, x in os.environ.items() if not key.endswith("ALLOC_CONF")}
     for given, expected in SETTINGS if command == "train" else SETTINGS[:1]:
         call = [sys.executable, "-c", SHOW, command]
-        done = subprocess.run(call, env=clean | given, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            call, env=clean | given, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert (done.stdout, done.stderr) == (f"{expected}\n", "")
 
 
 @pytest.mark.parametrize("name", LEAST)
 def test_the_least_value_of_each_number(name):
-    TrainConfig(**{name: LEAST[name]} | ({"parallel": "fsdp"} if name == "fsdp_shard_size" else {})).check()
+    TrainConfig(
+        **{name: LEAST[name]} | ({"parallel": "fsdp"} if name == "fsdp_shard_size" else {})
+    ).check()
     wanted = f"^{name}=-?[0-9]+ must be at least {LEAST[name]}$"
     with pytest.raises(ValueError, match=wanted):
         TrainConfig(**{name: LEAST[name] - 1}).check()

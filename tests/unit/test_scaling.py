@@ -1,5 +1,6 @@
-"""Parametrizations: `standard` at the base size; the papers' numbers for larger models; equivalences in float64.
-Refusals, and layouts with their constants: test_layout_*.py. Changes by width: tests/studies/test_transfer.py."""
+"""Parametrizations: `standard` at the base size; the papers' numbers for larger models;
+equivalences in float64. Refusals, and layouts with their constants: test_layout_*.py. Changes by
+width: tests/studies/test_transfer.py."""
 
 import math
 from itertools import product
@@ -27,7 +28,9 @@ def after_steps(model, optimizer):
     return model(batch()[0])[0]
 
 
-CASES = dict(adamw="llama + S5", msgdw="HG + DNP + OR", muon="llama + HG + DNP + OR + LNS", adam_mini="HG")
+CASES = dict(
+    adamw="llama + S5", msgdw="HG + DNP + OR", muon="llama + HG + DNP + OR + LNS", adam_mini="HG"
+)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,17 +38,34 @@ def test_at_the_base_size_all_are_standard(name):
     found, its_own = set(), dict(base_n_embd=16, base_n_layer=2, base_head_size=4)
     for kind, base in product(("standard", "mup", "depth_mup", "completep"), ({}, its_own)):
         model = GPT(GPTConfig(**SIZE | ALL[CASES[name]][0] | base, n_layer=2, parametrization=kind))
-        start, optimizer = bits(model.state_dict()), make_optimizer(model, filled(learning_rate=0.01, optimizer=name))
+        start, optimizer = (
+            bits(model.state_dict()),
+            make_optimizer(model, filled(learning_rate=0.01, optimizer=name)),
+        )
         found.add(str((start, bits(after_steps(model, optimizer)), bits(model.state_dict()))))
     assert len(found) == 1
 
 
-# m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V (arXiv 2203.03466),
-# Table 8 (routers: Table 3); VI (2310.02244); CompleteP (2505.01618), Table 1
-LARGE = dict(n_layer=4, n_head=16, n_embd=64, block_size=8, vocab_size=31, base_n_embd=16, base_n_layer=2)
-PARTS = dict(n_kv_head=8, mlp="swiglu", n_expert=3, bias=True, branch_scale="skipinit", input_norm=True, qk_norm=True)
+# m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V
+# (arXiv 2203.03466), Table 8 (routers: Table 3); VI (2310.02244); CompleteP (2505.01618), Table 1
+LARGE = dict(
+    n_layer=4, n_head=16, n_embd=64, block_size=8, vocab_size=31, base_n_embd=16, base_n_layer=2
+)
+PARTS = dict(
+    n_kv_head=8,
+    mlp="swiglu",
+    n_expert=3,
+    bias=True,
+    branch_scale="skipinit",
+    input_norm=True,
+    qk_norm=True,
+)
 R, HIDDEN = math.sqrt(2), ("qk", "vo", "ffn")
-ADAM = dict(mup=(1, 1 / 4, 1, 1, 1 / 4), depth_mup=(1, R / 8, R / 2, R / 2, R / 8), completep=(1, 1 / 4, 1, 1, 1 / 4))
+ADAM = dict(
+    mup=(1, 1 / 4, 1, 1, 1 / 4),
+    depth_mup=(1, R / 8, R / 2, R / 2, R / 8),
+    completep=(1, 1 / 4, 1, 1, 1 / 4),
+)
 SGD = dict(mup=(4, 1, 4, 1, 1 / 4), depth_mup=(4, 1, 4, 1, 1 / 4), completep=(4, 2, 8, 2, 1 / 2))
 EPS = dict(mup=(1 / 4, 1 / 4, 1 / 4, 1, 1), depth_mup=(1 / 4, R / 8, R / 8, R / 2, R / 2))
 EPS["completep"] = (1 / 4, 1 / 8, 1 / 8, 1 / 2, 1 / 2)
@@ -54,7 +74,8 @@ MUON["match_rms_adamw"] = dict(mup=1 / 2, depth_mup=R / 4, completep=1 / 2)
 
 
 def column(name, role, p):
-    """Where a parameter's number stands in these tables; 5: it is 1, as for single numbers outside the blocks."""
+    """Where a parameter's number stands in these tables; 5: it is 1, as for single numbers outside
+    the blocks."""
     if p.ndim == 1 and (len(p) == 1 or "q_norm" in name or "k_norm" in name):  # as long as a head
         return 3 if "blocks" in name else 5
     if "blocks" not in name:
@@ -72,9 +93,15 @@ def groups(model, config) -> dict:
 @pytest.mark.parametrize("kind", EPS)
 def test_learning_rates(kind, gain_param):
     flags = LARGE | PARTS | dict(tie_weights=gain_param == "direct", gain_param=gain_param)
-    cases = [(dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]), (dict(optimizer="msgdw"), SGD[kind])]
+    cases = [
+        (dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]),
+        (dict(optimizer="msgdw"), SGD[kind]),
+    ]
     outside, _, *others = ADAM[kind]
-    cases += [(dict(optimizer="muon", muon_adjust_lr=s), (outside, its[kind], *others)) for s, its in MUON.items()]
+    cases += [
+        (dict(optimizer="muon", muon_adjust_lr=s), (outside, its[kind], *others))
+        for s, its in MUON.items()
+    ]
     for changes, rates in cases:
         config = filled(decay_gains="all", decay_scalars=True, weight_decay=0.05, **changes)
         models = [GPT.empty(GPTConfig(**flags, parametrization=its)) for its in (kind, "standard")]
@@ -84,20 +111,31 @@ def test_learning_rates(kind, gain_param):
             lr, base_lr = (group["base_lr"] * group["lr_ratio"] for group in (g, old))
             assert lr == pytest.approx(base_lr * (*rates, 1)[i]), name
             assert lr * g["weight_decay"] == pytest.approx(base_lr * old["weight_decay"]), name
-            assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), name
+            assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), (
+                name
+            )
 
 
 def test_the_bias_of_classes_does_not_grow():
     model = ViT.empty(config_of(LARGE | dict(bias=True, parametrization="mup")))
     found = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
-    assert [found[name]["base_lr"] for name in ("head.bias", "patch.bias", "head.weight")] == [1, 4, 4]
+    assert [found[name]["base_lr"] for name in ("head.bias", "patch.bias", "head.weight")] == [
+        1,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("init", ("normal", "xavier"))
 @pytest.mark.parametrize("is_text", (True, False), ids=("text", "images"))
 def test_initial_weights(is_text, init):
-    """Beside `standard` of this size. A branch's last matrix has 1/√(2 L), SkipInit 1/√L: L is the base's."""
-    flags = LARGE | (dict(PARTS, tie_weights=False) if is_text else dict(embed_scale=True)) | dict(init=init)
+    """Beside `standard` of this size. A branch's last matrix has 1/√(2 L), SkipInit 1/√L: L is the
+    base's."""
+    flags = (
+        LARGE
+        | (dict(PARTS, tie_weights=False) if is_text else dict(embed_scale=True))
+        | dict(init=init)
+    )
     configs = [flags | dict(parametrization=kind) for kind in ("completep", "standard")]
     large, base = (GPT(GPTConfig(**its)) if is_text else ViT(config_of(its)) for its in configs)
     wanted = dict.fromkeys(HIDDEN, 1 if init == "xavier" else 0.5) | dict(router=1 / 4)
@@ -111,6 +149,7 @@ def test_initial_weights(is_text, init):
         assert error(p, q * factor) < roundings(8), name
 
 
-# A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD): so the
-# head of Table 8 is Table 3's. For m = 4, l = 2, heads × 4: {part of the name: (c, Adam's LR, ε, SGD's LR)}
+# A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR
+# c²η (SGD): so the head of Table 8 is Table 3's. For m = 4, l = 2, heads × 4: {part of the name:
+# (c, Adam's LR, ε, SGD's LR)}
 END, ANY, GAIN = (1 / 2, 1 / 8, 1 / 4, 1 / 2), (1, 1 / 4, 1 / 8, 2), (1, 1, 1 / 8, 8)

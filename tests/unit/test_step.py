@@ -1,4 +1,5 @@
-"""One training step: it waits for no device and reports its phases in order. Arrays on a device, and attention."""
+"""One training step: it waits for no device and reports its phases in order. Arrays on a device,
+and attention."""
 
 import pytest
 import torch
@@ -26,19 +27,30 @@ def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer
 @pytest.mark.parametrize("grad_clip", (1.0, pytest.param(0.0, marks=pytest.mark.deep)))
 @pytest.mark.parametrize(
     "optimizer, flags",
-    (("adamw", dict()), ("msgdw", S5), ("muon", dict(sigma_reparam=True, dropout=0.1)), ("adam_mini", LLAMA)),
+    (
+        ("adamw", dict()),
+        ("msgdw", S5),
+        ("muon", dict(sigma_reparam=True, dropout=0.1)),
+        ("adam_mini", LLAMA),
+    ),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("fp16", (False, True), ids=("fp32", "fp16"))
 def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
-    trainer, x, y = make_trainer(flags, optimizer, grad_clip, fp16), tokens(6, 9), tokens(6, 9, seed=2)
+    trainer, x, y = (
+        make_trainer(flags, optimizer, grad_clip, fp16),
+        tokens(6, 9),
+        tokens(6, 9, seed=2),
+    )
     y[0, :4] = -1
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     with NoWaiting() as watch:
         for _ in range(2):
             loss, norm, found_inf = training_step(trainer, (x, y))
     assert watch.calls and not found_inf and loss.isfinite() and norm > 0
-    assert [name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])] == []
+    assert [
+        name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])
+    ] == []
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
         loss.item()
 

@@ -1,4 +1,5 @@
-"""Stochastic depth: rates by block, whole samples, an expectation that stays, and no trace where it is off."""
+"""Stochastic depth: rates by block, whole samples, an expectation that stays, and no trace where it
+is off."""
 
 import pytest
 import torch
@@ -18,17 +19,26 @@ def mids(model) -> dict:
 @pytest.mark.parametrize("n_layer, rate", ((1, 0.3), (12, 0.99)))
 def test_rates_are_linear_from_0_in_the_first_block(n_layer, rate):
     model = GPT.empty(GPTConfig(**{**SIZE, "n_layer": n_layer, "drop_path": rate}))
-    rates = {name: m.drop.item() for name, m in model.named_modules() if isinstance(m, Slot) and m.drop is not None}
-    wanted = {f"{name}.mid": rate * int(name.split(".")[1]) / max(1, n_layer - 1) for name in mids(model)}
+    rates = {
+        name: m.drop.item()
+        for name, m in model.named_modules()
+        if isinstance(m, Slot) and m.drop is not None
+    }
+    wanted = {
+        f"{name}.mid": rate * int(name.split(".")[1]) / max(1, n_layer - 1) for name in mids(model)
+    }
     assert rates == pytest.approx(wanted, rel=1e-12) and len(rates) == 2 * n_layer
 
 
 def test_blocks_drop_at_their_rates():
-    """Counted in a network of three blocks: none in the first, each branch by itself, and samples independently."""
+    """Counted in a network of three blocks: none in the first, each branch by itself, and samples
+    independently."""
     model, n = build(dict(S5, drop_path=0.6), n_layer=3).train(), 800
     gone = {name: [] for name in mids(model)}
     for name, mid in mids(model).items():
-        mid.register_forward_hook(lambda _, args, y, name=name: gone[name].append((y == 0).flatten(1).all(1)))
+        mid.register_forward_hook(
+            lambda _, args, y, name=name: gone[name].append((y == 0).flatten(1).all(1))
+        )
     torch.manual_seed(3)
     with torch.no_grad():
         model(*batch_of(n))
@@ -41,7 +51,8 @@ def test_blocks_drop_at_their_rates():
 
 
 def test_a_dropped_branch_adds_exactly_nothing():
-    """The stream behind it is the stream before it, bit by bit; a kept one is divided by 1 − rate."""
+    """The stream behind it is the stream before it, bit by bit; a kept one is divided by 1 −
+    rate."""
     model, calls, seen = build(dict(S5, drop_path=0.5), n_layer=2).train(), [], set()
     parts = model.blocks[1].attn, model.blocks[1].mlp
     handles = [part.register_forward_hook(lambda *call: calls.append(call)) for part in parts]
@@ -66,7 +77,9 @@ def test_off_in_evaluation_and_where_the_rate_is_0():
     assert torch.equal(dropping(inputs)[0], plain(inputs)[0])
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    assert torch.equal(dropping(inputs)[0], plain(inputs)[0]) and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(dropping(inputs)[0], plain(inputs)[0]) and torch.equal(
+        torch.get_rng_state(), state
+    )
     plain.train()(inputs, targets)
     assert torch.equal(torch.get_rng_state(), state)
     dropping.train()(inputs, targets)
@@ -77,9 +90,12 @@ def test_off_in_evaluation_and_where_the_rate_is_0():
 @pytest.mark.deep
 @fresh_compiler()
 def test_one_graph_of_the_whole_model():
-    """Without a break; recomputed by the compiler, drops stay those of the forward pass (a gradient that fits)."""
+    """Without a break; recomputed by the compiler, drops stay those of the forward pass (a gradient
+    that fits)."""
     model, parts = build(dict(S5, drop_path=0.6), 2).train(), batch_of(4)
-    compiled = standing_for(model, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False))
+    compiled = standing_for(
+        model, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    )
     for seed in range(3):
         torch.manual_seed(seed)
         ours = gradients(compiled, *parts)

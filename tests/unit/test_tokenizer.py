@@ -1,4 +1,5 @@
-"""gpt2_4096, the first tokens of GPT-2's vocabulary, against a plain byte pair encoding written from its definition."""
+"""gpt2_4096, the first tokens of GPT-2's vocabulary, against a plain byte pair encoding written
+from its definition."""
 
 import base64
 import sys
@@ -16,15 +17,19 @@ from support.prepared import ids_of, load_script
 
 TOKENS = [base64.b64decode(line) for line in GPT2_4096.read_text().split()]
 RANK = {token: i for i, token in enumerate(TOKENS)}
-WORD = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")  # GPT-2's
+# GPT-2's
+WORD = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 
 def encode_plainly(text: str) -> list:
-    """Join the neighbours whose joint token has the lowest id, word by word, until none can be joined."""
+    """Join the neighbours whose joint token has the lowest id, word by word, until none can be
+    joined."""
     found = []
     for word in WORD.findall(text):
         parts = [bytes([b]) for b in word.encode()]
-        while pairs := [(RANK[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in RANK]:
+        while pairs := [
+            (RANK[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in RANK
+        ]:
             i = min(pairs)[1]
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         found += [RANK[part] for part in parts]
@@ -39,17 +44,26 @@ def tokenizer():
 def test_the_vocabulary_is_a_byte_pair_encoding():
     assert len(TOKENS) == len(RANK) == 4095
     assert sorted(TOKENS[:256]) == [bytes([b]) for b in range(256)]
-    assert [TOKENS[i] for i in (256, 257, 258, 262, 286)] == [b" t", b" a", b"he", b" the", b" of"]  # GPT-2's own ids
+    # GPT-2's own ids
+    assert [TOKENS[i] for i in (256, 257, 258, 262, 286)] == [b" t", b" a", b"he", b" the", b" of"]
 
 
 def test_meta(tokenizer):
     meta = Tokenizer.meta_for("gpt2_4096")
-    assert meta == {"tokenizer": "gpt2_4096", "vocab_size": 4096, "eot": 4095, "tokenizer_id": "gpt2_4096"}
+    assert meta == {
+        "tokenizer": "gpt2_4096",
+        "vocab_size": 4096,
+        "eot": 4095,
+        "tokenizer_id": "gpt2_4096",
+    }
     with pytest.raises(ValueError, match="the tokenizer gpt2_4096 .vocab_size, eot, .* is damaged"):
         Tokenizer(meta | {"vocab_size": 4095})
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60) | st.text(alphabet="the in'sll \n09", max_size=60))
+@given(
+    st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
+    | st.text(alphabet="the in'sll \n09", max_size=60)
+)
 @example("def f(x):\n    return  x[0]\n")
 def test_any_text(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -91,5 +105,7 @@ def test_what_is_not_prepared_names_its_command(monkeypatch, tmp_path):
 def test_without_tiktoken(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     for kind in ("gpt2", "gpt2_4096"):
-        with pytest.raises(ValueError, match="GPT-2's tokenizers need tiktoken: pip install tiktoken"):
+        with pytest.raises(
+            ValueError, match="GPT-2's tokenizers need tiktoken: pip install tiktoken"
+        ):
             Tokenizer(Tokenizer.meta_for(kind))

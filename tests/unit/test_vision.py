@@ -1,4 +1,5 @@
-"""ViTs: against `transformers` and against the equations; their loss, initial weights, validation scores, refusals."""
+"""ViTs: against `transformers` and against the equations; their loss, initial weights, validation
+scores, refusals."""
 
 import math
 import re
@@ -57,21 +58,47 @@ def their_name(name: str, known) -> str:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_vit_is_that_of_transformers(shape):
-    """The class token's head, LayerNorm with ε = 1e-12, exact GELU, biases everywhere: logits, loss, gradients."""
+    """The class token's head, LayerNorm with ε = 1e-12, exact GELU, biases everywhere: logits,
+    loss, gradients."""
     from transformers import ViTConfig, ViTForImageClassification
 
     d, heads, depth, side, patch, channels, classes = SHAPES[shape]
-    sizes = dict(hidden_size=d, num_attention_heads=heads, num_hidden_layers=depth, image_size=side, patch_size=patch)
+    sizes = dict(
+        hidden_size=d,
+        num_attention_heads=heads,
+        num_hidden_layers=depth,
+        image_size=side,
+        patch_size=patch,
+    )
     # "eager" has its softmax in fp32 whatever the dtype
-    sizes |= dict(num_channels=channels, num_labels=classes, attn_implementation="sdpa", intermediate_size=4 * d)
-    theirs, generator = ViTForImageClassification(ViTConfig(**sizes)), torch.Generator().manual_seed(3)
-    sizes = dict(n_embd=d, n_head=heads, image_size=side, patch_size=patch, channels=channels, n_class=classes)
+    sizes |= dict(
+        num_channels=channels,
+        num_labels=classes,
+        attn_implementation="sdpa",
+        intermediate_size=4 * d,
+    )
+    theirs, generator = (
+        ViTForImageClassification(ViTConfig(**sizes)),
+        torch.Generator().manual_seed(3),
+    )
+    sizes = dict(
+        n_embd=d,
+        n_head=heads,
+        image_size=side,
+        patch_size=patch,
+        channels=channels,
+        n_class=classes,
+    )
     ours = ViT(config_of(sizes | VIT, depth)).double().eval()
     with torch.no_grad():
         for key, p in theirs.named_parameters():
             noise = torch.empty(p.shape).normal_(generator=generator)
             is_gain = p.ndim == 1 and not key.endswith("bias")
-            p.copy_(1 + 0.3 * noise if is_gain else noise * (0.3 if p.ndim < 2 else p[0].numel() ** -0.5))
+            p.copy_(
+                1 + 0.3 * noise
+                if is_gain
+                else noise * (0.3 if p.ndim < 2 else p[0].numel() ** -0.5)
+            )
         known = dict(theirs.double().eval().named_parameters())
         names = {name: their_name(name, known) for name, _ in ours.named_parameters()}
         for name, p in ours.named_parameters():
@@ -99,8 +126,13 @@ def test_patches_are_rows_of_squares(n, channels, size, across):
 
 
 def test_what_comes_back():
-    """(logits, None) without targets; the loss alone in training; both in evaluation. Logits are fp32 at least."""
-    model, images, targets = build(dict(), dtype=torch.float32), pictures(dtype=torch.float32), labels()
+    """(logits, None) without targets; the loss alone in training; both in evaluation. Logits are
+    fp32 at least."""
+    model, images, targets = (
+        build(dict(), dtype=torch.float32),
+        pictures(dtype=torch.float32),
+        labels(),
+    )
     for dtype in (None, torch.bfloat16):
         model.set_runtime(compute_dtype=dtype)
         for training in (True, False):
@@ -146,17 +178,23 @@ def test_loss_of_mixed_images_is_that_of_soft_targets():
 
 # ----------------------------------------------------------------------------------------------------- initial weights
 
-WIDE = dict(n_head=4, n_embd=192, image_size=56, patch_size=7, channels=4, n_class=400, norm_eps=1e-6)
-TRUNCATED = math.sqrt(1 - 4 * math.exp(-2) / (math.sqrt(2 * math.pi) * math.erf(math.sqrt(2))))  # std of N(0, 1) in ±2
+WIDE = dict(
+    n_head=4, n_embd=192, image_size=56, patch_size=7, channels=4, n_class=400, norm_eps=1e-6
+)
+# std of N(0, 1) in ±2
+TRUNCATED = math.sqrt(1 - 4 * math.exp(-2) / (math.sqrt(2 * math.pi) * math.erf(math.sqrt(2))))
 
 
 def test_initial_standard_deviations():
-    """Xavier's σ² = 2 / (n_in + n_out), cut off at 2σ, of patches too; a branch's last matrix is scaled before. The
-    tables and the head are N(0, init_std)."""
+    """Xavier's σ² = 2 / (n_in + n_out), cut off at 2σ, of patches too; a branch's last matrix is
+    scaled before. The tables and the head are N(0, init_std)."""
     model = ViT(config_of(dict(WIDE, init="xavier_cut", init_std=0.05), 1))
     for weight, scale in ((model.patch.weight, 1.0), (model.blocks[0].attn.f.o.weight, 2**-0.5)):
         z = weight.double() / (scale * math.sqrt(2 / sum(weight.shape)))
-        assert z.abs().max() <= 2 * (1 + 1e-6) and abs(z.std() - TRUNCATED) < 5 / (2 * z.numel()) ** 0.5
+        assert (
+            z.abs().max() <= 2 * (1 + 1e-6)
+            and abs(z.std() - TRUNCATED) < 5 / (2 * z.numel()) ** 0.5
+        )
     for weight in (model.wpe.weight, model.head.weight):
         assert abs(weight.std() / 0.05 - 1) < 5 / (2 * weight.numel()) ** 0.5
 
@@ -167,14 +205,22 @@ def test_initial_standard_deviations():
 @given(st.integers(1, 24), st.integers(2, 9), st.integers(0, 2**31))
 @drawn(25, 400)
 def test_scores_are_numpys(n, classes, seed):
-    """Top-1 and top-5, of fewer than five classes too; padding rows, whose target is −1, do not count."""
+    """Top-1 and top-5, of fewer than five classes too; padding rows, whose target is −1, do not
+    count."""
     random = np.random.default_rng(seed)
     logits = random.permuted(np.tile(np.arange(classes) / 3, (n, 1)), axis=1)  # no two are equal
     targets = random.integers(-1, classes, n)
-    hits = (np.argsort(-logits, axis=1) == targets[:, None]).cumsum(1).sum(0)  # of each k, from 1: among the first k
-    count, sums = ImageTask().count_scores(torch.tensor(logits), torch.tensor(0.5), torch.tensor(targets))
+    # of each k, from 1: among the first k
+    hits = (np.argsort(-logits, axis=1) == targets[:, None]).cumsum(1).sum(0)
+    count, sums = ImageTask().count_scores(
+        torch.tensor(logits), torch.tensor(0.5), torch.tensor(targets)
+    )
     assert count == (targets >= 0).sum()
-    assert sums == {"val_loss": 0.5 * count, "val_top1": hits[0], "val_top5": hits[min(5, classes) - 1]}
+    assert sums == {
+        "val_loss": 0.5 * count,
+        "val_top1": hits[0],
+        "val_top5": hits[min(5, classes) - 1],
+    }
 
 
 # ------------------------------------------------------------------------------------------- what the dataset says
@@ -192,7 +238,12 @@ def unfitted(**changes):
 def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
     config = unfitted(pool=pool)
     fill_from_dataset(config, META, "pets")
-    assert (config.image_size, config.channels, config.n_class, config.block_size) == (6, 3, 7, tokens)
+    assert (config.image_size, config.channels, config.n_class, config.block_size) == (
+        6,
+        3,
+        7,
+        tokens,
+    )
     config.check()
 
 

@@ -8,7 +8,19 @@ import torch
 from model import GPT, GPTConfig
 from nanodnt.weights import model_from_checkpoint, profile_admin
 from support import reference
-from support.models import LAYERNORM_NET, LLAMA, LLAMA_NET, NET, POST, POST_NET, SIZE, batch, build, error, floats
+from support.models import (
+    LAYERNORM_NET,
+    LLAMA,
+    LLAMA_NET,
+    NET,
+    POST,
+    POST_NET,
+    SIZE,
+    batch,
+    build,
+    error,
+    floats,
+)
 from support.tolerances import roundings
 
 
@@ -16,10 +28,16 @@ def test_a_checkpoint_without_newer_flags_has_their_defaults():
     """One that an earlier version has written."""
     model = build(dict(), dtype=torch.float32)
     new = ("expert", "router", "balance", "parametrization", "base_")
-    flags = {name: value for name, value in asdict(model.config).items() if not any(word in name for word in new)}
+    flags = {
+        name: value
+        for name, value in asdict(model.config).items()
+        if not any(word in name for word in new)
+    }
     assert len(flags) == len(asdict(model.config)) - 11
     copy = model_from_checkpoint(dict(model_config=flags, model=model.state_dict()))
-    assert copy.config == model.config and torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
+    assert copy.config == model.config and torch.equal(
+        copy.eval()(batch()[0])[0], model(batch()[0])[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,2 @@
-"""Muon's update, loaded when a run takes its first step: update.py, its mathematics and its messages."""
+"""Muon's update, loaded when a run takes its first step: update.py, its mathematics and its
+messages."""

@@ -1,22 +1,26 @@
-"""Muon's mathematics: matrices become nearly orthogonal by Keller Jordan's Newton-Schulz iteration."""
+"""Muon's mathematics: matrices become nearly orthogonal by Keller Jordan's Newton-Schulz
+iteration."""
 
 import torch
 
 NS = (3.4445, -4.7750, 2.0315)  # a, b, c
-STACK_ENTRIES = 2**26  # matrices of one shape are stacked up to this many entries, to bound the memory
+# matrices of one shape are stacked up to this many entries, to bound the memory
+STACK_ENTRIES = 2**26
 
 
 def newton_schulz(x, steps: int = 5):
-    """Orthogonalise a stack of matrices: x (S, m, n) → the same shape, U diag(s) Vᵀ for x = U diag(σ) Vᵀ.
+    """Orthogonalise a stack of matrices: x (S, m, n) → the same shape, U diag(s) Vᵀ for x = U
+    diag(σ) Vᵀ.
 
-    From X = x/‖x‖_F it takes steps X ← aX + (bA + cA²)X with A = XXᵀ. After five of them s lies in [0.68, 1.21] where σ
-    is at least 0.002 ‖x‖_F (in exact arithmetic), and falls to 0 with smaller σ. A matrix of zeros stays zero. Tall
-    matrices are transposed, so that A is small.
+    From X = x/‖x‖_F it takes steps X ← aX + (bA + cA²)X with A = XXᵀ. After five of them s lies in
+    [0.68, 1.21] where σ is at least 0.002 ‖x‖_F (in exact arithmetic), and falls to 0 with smaller
+    σ. A matrix of zeros stays zero. Tall matrices are transposed, so that A is small.
 
-    Wide matrices (n ≥ 2m ≥ 128) take their first two steps at once, because products with X cost the most there:
-    X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ = bA₂ + cA₂². These are symmetric and
-    commute. Multiples of the identity are not added to them, so they are not rounded with them. Pairs of later steps,
-    or of steps on vectors, would cost accuracy in bf16.
+    Wide matrices (n ≥ 2m ≥ 128) take their first two steps at once, because products with X cost
+    the most there: X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ =
+    bA₂ + cA₂². These are symmetric and commute. Multiples of the identity are not added to them, so
+    they are not rounded with them. Pairs of later steps, or of steps on vectors, would cost
+    accuracy in bf16.
     """
     a, _, _ = NS
     tall = x.shape[1] > x.shape[2]
@@ -41,7 +45,8 @@ def polynomial(A):
 
 
 def split_into_stacks(items, p) -> list:
-    """`items`, a list or tensor with one item for each of several parameters shaped as p, in parts, each one stack."""
+    """`items`, a list or tensor with one item for each of several parameters shaped as p, in parts,
+    each one stack."""
     size = max(1, STACK_ENTRIES // p.numel())
     return [items[i : i + size] for i in range(0, len(items), size)]
 
@@ -54,8 +59,10 @@ def stack_as(dtype: torch.dtype, tensors) -> torch.Tensor:
 
 
 def orthogonalize(stack, steps: int):
-    """Newton-Schulz on each matrix of a stack (…, m, n), at most STACK_ENTRIES at a time; the same shape."""
+    """Newton-Schulz on each matrix of a stack (…, m, n), at most STACK_ENTRIES at a time; the same
+    shape."""
     matrices = stack.view(-1, *stack.shape[-2:])
-    parts = matrices.split(max(1, STACK_ENTRIES // matrices.shape[1:].numel()))  # an empty one of no matrices
+    # an empty one of no matrices
+    parts = matrices.split(max(1, STACK_ENTRIES // matrices.shape[1:].numel()))
     done = [newton_schulz(part, steps) for part in parts]
     return (done[0] if len(done) == 1 else torch.cat(done)).view_as(stack)
