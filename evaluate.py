@@ -26,13 +26,12 @@ from interop.evaluation.inputs import open_sources
 from interop.evaluation.results import compare_results, mean_entry, read_results, write_results
 from interop.evaluation.scoring import score
 from interop.evaluation.settings import EvaluateConfig
-from interop.huggingface.read import load_pretrained
 from nanodnt.files import check_folder
 from nanodnt.generate import find_unused
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import Env, environment
 from nanodnt.run.errors import end_with, reports_errors
-from nanodnt.weights import load_trained, without_block
+from nanodnt.weights import load_pretrained, load_trained, without_block
 
 TIMEOUT_S = 60  # for other processes, of which there are none
 

@@ -15,6 +15,7 @@ model was fine-tuned on.
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,10 @@ from nanodnt.data.inputs import decode_text, read_text
 from nanodnt.generate import continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
-from nanodnt.weights import Trained, load_trained
+from nanodnt.weights import Trained, load_pretrained, load_trained
+
+with suppress(ModuleNotFoundError):  # a fork may have deleted it
+    import interop  # noqa: F401  # which can read weights of Hugging Face
 
 NOT_IN_CHAT = ("start", "start_file", "num_samples")
 
@@ -93,8 +97,6 @@ def main() -> None:
     device, _ = choose_device(config.device)
     dtype, _ = choose_dtype(config.dtype, device)
     if config.init_from:
-        from interop.huggingface.read import load_pretrained
-
         trained = load_pretrained(config.init_from)
     else:
         trained = load_trained(config.out_dir, config.checkpoint)

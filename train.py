@@ -6,6 +6,7 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 """
 
 import gc
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,10 @@ from nanodnt.start import (
     split_run,
 )
 from nanodnt.tasks import Task, open_data, task_of_data
+from nanodnt.weights import read_pretrained
+
+with suppress(ModuleNotFoundError):  # a fork may have deleted it
+    import interop  # noqa: F401  # which can read weights of Hugging Face
 
 
 @dataclass
@@ -160,25 +165,6 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
         accumulation=split.accumulation,
         saved_step=state.step if checkpoint else -1,
         resumed_from=checkpoint and checkpoint["path"],
-    )
-
-
-def read_pretrained(source: str, model_config: GPTConfig):
-    """The model of Hugging Face that `source` names (config, weights, meta), or None where it names
-    none."""
-    try:
-        from interop.huggingface.read import is_pretrained, read_pretrained
-    except ModuleNotFoundError as e:
-        # a checkpoint, or a package lacks
-        if Path(source).is_file() or not (e.name or "").startswith("interop"):
-            return None
-        raise ValueError(
-            f"init_from={source} is no checkpoint, and this copy has no interop/ to read others"
-        ) from None
-    return (
-        read_pretrained(source, model_config.block_size, model_config.dropout)
-        if is_pretrained(source)
-        else None
     )
 
 

@@ -1,4 +1,26 @@
 """The way to the rest of the world: models and tokenizers of Hugging Face, evaluation,
-conversations."""
+conversations.
 
-import nanodnt  # noqa: F401  # says in one line what this machine lacks
+Importing this package adds its reader of weights to READERS."""
+
+from typing import TYPE_CHECKING
+
+from nanodnt import READERS  # this import reports in one line what the machine lacks
+
+if TYPE_CHECKING:  # scripts that prepare data import interop without torch
+    from model import GPTConfig
+    from nanodnt.weights import Pretrained
+
+
+def read_if_huggingface(source: str, model_config: "GPTConfig") -> "Pretrained | None":
+    """A `Reader` of nanodnt/weights.py for folders and names of Hugging Face."""
+    from interop.huggingface.hub import is_pretrained
+
+    if not is_pretrained(source):
+        return None
+    from interop.huggingface.read import read_huggingface
+
+    return read_huggingface(source, model_config.block_size, model_config.dropout)
+
+
+READERS.append(read_if_huggingface)

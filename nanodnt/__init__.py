@@ -7,6 +7,10 @@ import sys
 
 OLDEST = (3, 11)  # Python
 
+# Functions that read other people's weights: `Reader`s of nanodnt/weights.py. interop/ adds its own
+# when it is imported; this list is here so that it can do so without torch.
+READERS = []
+
 
 def require(package: str) -> None:
     """End the program, with what to do, if this Python does not have `package`."""

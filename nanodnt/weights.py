@@ -1,15 +1,19 @@
 """Weights into models: from a checkpoint, with the tokenizer if it is asked for; models without a
 block; and Admin's profiled start values."""
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from layers.ops import upcast
 from layers.sharding import assign
 from model import GPT, GPTConfig, Transformer
+from nanodnt import READERS
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint
 from nanodnt.tasks import task_of
 
@@ -107,6 +111,55 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
     return Trained(
         model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask
     )
+
+
+# ------------------------------------------------------------------------------ other people's weights
+
+
+class Pretrained(NamedTuple):
+    """Weights from elsewhere, converted to our names and shapes."""
+
+    config: GPTConfig
+    weights: dict[str, Tensor]  # a state dict, in the precision of the files
+    meta: dict | None  # of the tokenizer; None if the source has none
+
+
+# A reader takes (source, model_config) and returns None if it does not know the source. From
+# `model_config` it takes the dropout rate and the longest context (block_size, 0 = no limit).
+# It raises ValueError, one line, for a source that it knows and cannot read.
+Reader = Callable[[str, GPTConfig], Pretrained | None]
+
+
+def read_pretrained(source: str, model_config: GPTConfig) -> Pretrained | None:
+    """The weights that `source` names, or None if no reader knows it. ValueError if there is no
+    reader, because interop/ was deleted, and `source` is no checkpoint file either."""
+    if not READERS and not Path(source).is_file():
+        raise ValueError(
+            f"init_from={source} is no checkpoint, and this copy has no interop/ to read others"
+        )
+    for reader in READERS:
+        pretrained = reader(source, model_config)
+        if pretrained is not None:
+            return pretrained
+    return None
+
+
+def load_pretrained(source: str, block_size: int = 0) -> Trained:
+    """The model and tokenizer that `source` names, with a context of at most `block_size` tokens (0
+    = its own). ValueError if no reader knows the source, or if it has no tokenizer."""
+    from nanodnt.data.tokenizer import Tokenizer
+
+    pretrained = read_pretrained(source, GPTConfig(block_size=block_size))
+    if pretrained is None:
+        raise ValueError(
+            f"init_from={source} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; "
+            "a run is named without init_from"
+        )
+    config, weights, meta = pretrained
+    if meta is None:
+        raise ValueError(f"{source} has no tokenizer.json, which is needed to read and write text")
+    model = model_from_checkpoint({"model_config": vars(config), "model": weights})
+    return Trained(model.eval(), Tokenizer(meta), meta, source, step=0)
 
 
 @torch.no_grad()

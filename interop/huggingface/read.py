@@ -5,21 +5,19 @@ import re
 from pathlib import Path
 
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
-from interop.huggingface.hub import fetch, is_pretrained
+from interop.huggingface.hub import fetch
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.run.checkpoints import fingerprint
-from nanodnt.weights import Trained, empty_model_like, model_from_checkpoint
+from nanodnt.weights import Pretrained, empty_model_like
 
 # constants that old versions saved
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
 
 
-def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tuple:
-    """(GPTConfig, state dict in the files' precision, meta of the tokenizer or None where there is
-    none) of the folder `name`, or of the Hub's model, with a context of at most `block_size` tokens
-    (0 = all of its own). ValueError, in one line, where it cannot be fetched or read, or has parts
-    that our model lacks."""
+def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pretrained:
+    """The model in the folder `name`, or on the Hub, with a context of at most `block_size` tokens
+    (0 = all of its own). ValueError, in one line, if it cannot be fetched or read, or has parts that
+    our model lacks."""
     folder = fetch(name)
     try:
         theirs = read_json(folder / "config.json")
@@ -60,20 +58,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         config.block_size = block_size
         if "wpe.weight" in weights:
             weights["wpe.weight"] = weights["wpe.weight"][:block_size]
-    return config, weights, meta
-
-
-def load_pretrained(name: str, block_size: int = 0) -> Trained:
-    """The model and tokenizer of a folder or name of Hugging Face, with a context as in
-    `read_pretrained`. ValueError where there is no tokenizer."""
-    if not is_pretrained(name):
-        what = f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face"
-        raise ValueError(f"{what}; a run is named without init_from")
-    config, weights, meta = read_pretrained(name, block_size)
-    if meta is None:
-        raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
-    model = model_from_checkpoint(dict(model_config=vars(config), model=weights))
-    return Trained(model.eval(), Tokenizer(meta), meta, name, 0)
+    return Pretrained(config, weights, meta)
 
 
 def read_tensors(folder: Path) -> dict:

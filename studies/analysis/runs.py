@@ -7,13 +7,12 @@ import numpy as np
 import torch
 
 from interop.evaluation.inputs import open_text
-from interop.huggingface.read import load_pretrained
 from model import GPTConfig
 from nanodnt.data import PreparedData, folder_of, load_meta
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
-from nanodnt.weights import model_from_checkpoint
+from nanodnt.weights import load_pretrained, model_from_checkpoint
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
 LONGEST = 1024  # tokens of a window of a model of Hugging Face, whose context can be far longer [I]

@@ -13,13 +13,12 @@ from tokenizers import models, normalizers, processors
 
 import export
 from interop.huggingface import write
-from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.weights import load_trained
+from nanodnt.weights import load_pretrained, load_trained
 from support.models import ALL, COMPLETEP, LAYERNORM, LLAMA, S5, batch, build, error
 from support.peers import CHARS, make_peer, save_tokenizer
 from support.prepared import ids_of, load_script, needs_gpt2

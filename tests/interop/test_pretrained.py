@@ -13,7 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from interop.huggingface import families
 from interop.huggingface.hub import NAMES, is_pretrained
-from interop.huggingface.read import read_pretrained
+from interop.huggingface.read import read_huggingface
 from interop.huggingface.write import write_pretrained
 from layers.moe import balance_loss
 from nanodnt.data.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def test_the_function_is_theirs(name, folders, tmp_path):
         for p in peer.parameters():
             p.copy_(p.grad)
     peer.save_pretrained(tmp_path)
-    wanted, found = read_pretrained(str(tmp_path))[1], gradients(model, idx, targets)[1]
+    wanted, found = read_huggingface(str(tmp_path))[1], gradients(model, idx, targets)[1]
     scale = max(g.abs().max() for g in wanted.values())
     assert found.keys() == wanted.keys()
     for key, grad in found.items():
@@ -311,4 +311,4 @@ def test_without_a_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     words = r"gpt2 is no folder, and could not be fetched \(OSError: no route\): check name and network$"
     with pytest.raises(ValueError, match=f"^openai-community/{words}"):
-        read_pretrained("openai-community/gpt2")
+        read_huggingface("openai-community/gpt2")

@@ -17,10 +17,10 @@ from interop.conversations.template import (
     encode_conversation,
     template_of,
 )
-from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import read_tokenizer
 from nanodnt.data.meta import load_meta
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.weights import load_pretrained
 from support.examples import TEMPLATE, chat, example, shouts, starting_tokenizer, write_examples
 from support.peers import chatml_tokenizer, save_tokenizer
 from support.runs import call, run

@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from interop.huggingface.read import read_pretrained
+from interop.huggingface.read import read_huggingface
 from interop.huggingface.tokenizer_files import make_json, tokenizer_files
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer, json_meta
@@ -102,7 +102,7 @@ def chatml_tokenizer(base: str = "bytes", *added, bos=None) -> dict:
 
 def read_model(folder, **changes) -> GPT:
     """The model in a folder of Hugging Face, as we read it."""
-    config, weights, _ = read_pretrained(str(folder), **changes)
+    config, weights, _ = read_huggingface(str(folder), **changes)
     model = GPT.empty(config).to_empty(device="cpu")
     load_weights(model, weights)
     return model.eval()
