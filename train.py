@@ -28,7 +28,7 @@ from nanodnt.engine import (
 )
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
-from nanodnt.run.checkpoints import RunState, Saver, fingerprint
+from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -41,7 +41,6 @@ from nanodnt.run.metrics import (
     progress_line,
     validation_line,
 )
-from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
 from nanodnt.start import (
     allocate_and_fill,

@@ -66,7 +66,7 @@ def choose_template(trained: Trained, name: str) -> Template:
         )
     if trained.tokenizer.eot is None:
         raise ValueError(
-            f"the model's tokenizer ({trained.tokenizer.kind}) has no end of text, with which every "
-            "answer ends: a chat needs a model that was trained with one"
+            f"the model's tokenizer ({trained.tokenizer.kind}) has no end of text, with which "
+            "every answer ends: a chat needs a model that was trained with one"
         )
     return template

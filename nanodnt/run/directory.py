@@ -17,9 +17,13 @@ import torch
 
 from configurator import VERSION
 from nanodnt.files import link_file, make_folder, reason_of, retry_once, write_file
-from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
+from nanodnt.run.checkpoints import (
+    fingerprint,
+    load_checkpoint,
+    name_checkpoint,
+    remove_unused,
+)
 from nanodnt.run.metrics import finite, read_metrics, training_seconds
-from nanodnt.run.shards import remove_unused
 
 ROOT = Path(__file__).resolve().parents[2]
 # what a start that has nothing left to train leaves

@@ -178,8 +178,9 @@ def check_command(command, argv, processes):
             config.check()
     else:
         configs, _ = read_values(argv, SCHEMAS[command], "run")
-        if command in ("sample.py", "chat.py", "evaluate.py"):
-            configs[-1].check()
+        for config in configs:
+            if hasattr(config, "check"):
+                config.check()
 
 
 def test_every_command_would_start(monkeypatch):
