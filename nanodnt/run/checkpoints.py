@@ -33,7 +33,7 @@ KEPT_NAME = re.compile(r"best\.pt|step_\d+\.pt")
 
 SHARDS_FOLDER = "shards"  # in the run directory: see shards.py
 SHARDS_NAME = re.compile(r"[0-9a-f]{8}-\d{1,15}")  # RUN-STEP
-# bytes of weights and optimizer state from which checkpoint_format=auto shards, under FSDP: our choice
+# Bytes of weights and optimizer state from which checkpoint_format=auto shards: our choice
 FROM_BYTES = 10e9
 
 

@@ -145,7 +145,7 @@ class ShardReader:
     def rows_of(
         self, rank: int, part: str, path: str, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
-        """The rows of a tensor that `rank` wrote. ValueError if they have another shape or dtype."""
+        """The rows of a tensor that `rank` wrote. ValueError if shape or dtype are others."""
         rows = self.open_file(rank, part).get(path)
         if not torch.is_tensor(rows) or (rows.shape, rows.dtype) != (shape, dtype):
             raise ValueError(
