@@ -186,8 +186,8 @@ class Watcher:
 
     def __call__(self, env: Any) -> str:
         """Print the text by `env`, an Env, and return it. Its WATCHED new tokens are the most
-        likely ones: no random number is drawn. All ranks of a sharded model must call it; no rank ends
-        early, so that all make the same calls."""
+        likely ones: no random number is drawn. All ranks of a sharded model must call it; no rank
+        ends early, so that all make the same calls."""
         self.model.eval()
         try:
             # compiled code would be compiled again for each length
