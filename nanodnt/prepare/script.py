@@ -17,11 +17,12 @@ from pathlib import Path
 
 from configurator import ConfigError, read_path
 from layers.cores import own_cores
+from nanodnt.data.meta import KINDS
 from nanodnt.files import DATA, make_folder, write_file
 from nanodnt.script import command, run  # noqa: F401  # the scripts use these from here
 
 # what a split of examples or images has beside SPLIT.bin
-BESIDE = (".marks", "_offsets.bin", "_labels.bin")
+ENDINGS = [ending for kind in KINDS.values() for ending in kind.endings]
 
 
 def parser(
@@ -120,7 +121,7 @@ def publish(
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     # from here until the last file the folder is "not prepared"
     (out_dir / "meta.json").unlink(missing_ok=True)
-    for split, end in itertools.product(meta["splits"], BESIDE):
+    for split, end in itertools.product(meta["splits"], ENDINGS):
         (out_dir / f"{split}{end}").unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
