@@ -78,16 +78,22 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
         ) from None
     for part in files:
         file = folder / part.name
-        if not file.is_file():
-            raise ValueError(f"{file} is missing: {advice}")
-        size = file.stat().st_size
-        if size != part.size:
-            raise ValueError(f"{file} has {size} bytes where meta.json says {part.size}: {advice}")
-        if verify and size <= max_hashed_bytes and sha256(file) != part.sha256:
-            raise ValueError(
-                f"{file} does not match the sha256 in meta.json (damaged or replaced): {advice}"
-            )
+        damage = _find_damage(file, part, max_hashed_bytes if verify else -1)
+        if damage:
+            raise ValueError(f"{file} {damage}: {advice}")
     return meta
+
+
+def _find_damage(path: Path, part: "File", max_hashed_bytes: float) -> str:
+    """How a file differs from its entry in meta.json; empty if it does not."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != part.size:
+        return f"has {size} bytes where meta.json says {part.size}"
+    if size <= max_hashed_bytes and sha256(path) != part.sha256:
+        return "does not match the sha256 in meta.json (damaged or replaced)"
+    return ""
 
 
 def sha256(path: Path) -> str:

@@ -4,7 +4,7 @@ Row i of the batch of a step, for a text in `tokens` tokens, block_size T and ba
 
     number          = step·B + i
     epoch, position = divmod(number, n_train)        n_train = (tokens - T) // T
-    start           = T·π(position) + shift          permutation π and shift follow from (seed, epoch)
+    start           = T·π(position) + shift          π (a permutation) and shift from (seed, epoch)
     inputs          = text[start : start + T]
     targets         = text[start + 1 : start + T + 1]
 
