@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanodnt.data.meta import Meta
 from nanodnt.files import DATA
 
 if TYPE_CHECKING:  # imported where a tokenizer needs them
@@ -24,6 +23,7 @@ PIECE = 1 << 20  # characters, about, that a tokenizer gets at a time
 # tiktoken fails at a million blanks in a row, so they are cut here.
 BLANKS = re.compile(r"(\s{100000})")
 NOTHING = "(?!)"  # a pattern that matches nothing
+Meta = dict[str, Any]  # the content of a meta.json
 # The tokens of gpt2_4096 by id, one a line, in base64; from OpenAI's GPT-2 (MIT licence).
 GPT2_4096 = DATA / "gpt2_4096.txt"
 
