@@ -74,10 +74,10 @@ def find_images(folder: Path, notes: inputs.Notes) -> Images:
         if path.is_dir() and path.name not in by_class and str(path) not in noted:
             notes.leave_out("without images", str(path))
     classes = sorted(by_class)
-    found = []
-    for label, of_class in enumerate(classes):
-        found += [Image(name, file, label) for name, file in by_class[of_class]]
-    return Images(classes, found)
+    labelled = []
+    for label, class_name in enumerate(classes):
+        labelled += [Image(name, file, label) for name, file in by_class[class_name]]
+    return Images(classes, labelled)
 
 
 def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> Splits:
@@ -93,26 +93,26 @@ def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> S
         train, val = (find_images(part, notes) for part in given)
         images.check_classes(train.classes, val.classes)
         return Splits(train.classes, train.images, val.images)
-    classes, found = find_images(folder, notes)
+    classes, labelled = find_images(folder, notes)
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         raise ValueError(
             f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two "
             "of them train and val, or name as --folder the one whose folders are the classes"
         )
-    if len(found) == 1:
+    if len(labelled) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
-    held_out = choose_held_out(found, val_share or VAL_SHARE)
-    train = [image for image, held in zip(found, held_out, strict=True) if not held]
-    val = [image for image, held in zip(found, held_out, strict=True) if held]
+    held_out = choose_held_out(labelled, val_share or VAL_SHARE)
+    train = [image for image, held in zip(labelled, held_out, strict=True) if not held]
+    val = [image for image, held in zip(labelled, held_out, strict=True) if held]
     return Splits(classes, train, val)
 
 
-def choose_held_out(found: list[Image], val_share: float) -> np.ndarray:
+def choose_held_out(labelled: list[Image], val_share: float) -> np.ndarray:
     """Whether each image is held out, bool (images,): by a hash of its name, but never a whole
     class, which could not be learned."""
-    held_out = inputs.hold_out([script.score(image.name) for image in found], val_share)
-    labels = np.array([image.label for image in found])
+    held_out = inputs.hold_out([script.score(image.name) for image in labelled], val_share)
+    labels = np.array([image.label for image in labelled])
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
         if held_out[of_class].all():
@@ -120,8 +120,8 @@ def choose_held_out(found: list[Image], val_share: float) -> np.ndarray:
     return held_out
 
 
-def read_images(found: list[Image]) -> Iterator[images.Item]:
-    for image in found:
+def read_images(labelled: list[Image]) -> Iterator[images.Item]:
+    for image in labelled:
         yield images.Item(str(image.path), image.path.read_bytes(), image.label)
 
 

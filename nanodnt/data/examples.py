@@ -42,11 +42,11 @@ class PreparedExamples(Tokens):
         self.marks = {
             split: self._open(entry["marks"]["file"]) for split, entry in self.splits.items()
         }
-        found = {split: self._find(split) for split in self.splits}
-        self._check_lengths(np.concatenate([examples.lengths for examples in found.values()]))
+        splits = {split: self._find(split) for split in self.splits}
+        self._check_lengths(np.concatenate([examples.lengths for examples in splits.values()]))
         self.rows: dict[str, Packed] = {}
         self.counted = {}  # targets that count in the loss: (rows,) of each split
-        for split, examples in found.items():
+        for split, examples in splits.items():
             row = pack(examples.lengths - 1, self.block_size)
             order = np.argsort(row, kind="stable")
             bounds = np.append(0, np.cumsum(np.bincount(row)))

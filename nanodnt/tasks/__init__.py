@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 from layers.rules import CHOOSES, kind_of
 from model import GPTConfig, Transformer
 from nanodnt.data import PreparedData, folder_of, load_meta
-from nanodnt.data.meta import KINDS
+from nanodnt.data.meta import KINDS, Meta
 from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks.task import Task
-from nanodnt.tasks.text import TextTask
 
 
 class Resolved(NamedTuple):
     """Flags made complete."""
 
-    meta: dict[str, Any]  # meta.json of the dataset
+    meta: Meta  # meta.json of the dataset
     network: Transformer  # without storage
 
 
@@ -36,10 +35,10 @@ def task_of(model: GPTConfig | dict[str, Any]) -> Task:
     return task_of_data({"kind": kind_of(model)})
 
 
-def task_of_data(meta: dict[str, Any]) -> Task:
+def task_of_data(meta: Meta) -> Task:
     """The task of a prepared dataset, by its meta.json, or a checkpoint's copy."""
-    kind = meta.get("kind")
-    # Imported here: a run on text loads no code for examples or images.
+    kind = meta.get("kind")  # a meta.json without one is of a text
+    # Imported here: a run loads only the code of its own task.
     if kind == "examples":
         from nanodnt.tasks.examples import ExamplesTask
 
@@ -48,10 +47,12 @@ def task_of_data(meta: dict[str, Any]) -> Task:
         from nanodnt.tasks.images import ImageTask
 
         return ImageTask()
+    from nanodnt.tasks.text import TextTask
+
     return TextTask()
 
 
-def fill_from_dataset(config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+def fill_from_dataset(config: GPTConfig, meta: Meta, dataset: str) -> None:
     """Set the fields that a config leaves to the dataset. ValueError where they do not fit each
     other."""
     task = task_of(config)
@@ -70,9 +71,7 @@ def fill_from_dataset(config: GPTConfig, meta: dict[str, Any], dataset: str) -> 
     task.fill_from_dataset(config, meta, dataset)
 
 
-def resolve(
-    model_config: GPTConfig, config: TrainConfig, meta: dict[str, Any] | None = None
-) -> Resolved:
+def resolve(model_config: GPTConfig, config: TrainConfig, meta: Meta | None = None) -> Resolved:
     """Fill in defaults, and what the dataset decides, in place.
 
     Without `meta` it is read. Where the dataset is not prepared, GPT-2's vocabulary or ImageNet's
@@ -91,7 +90,7 @@ def resolve(
 
 
 def open_data(
-    config: TrainConfig, model_config: GPTConfig, meta: dict[str, Any] | None = None
+    config: TrainConfig, model_config: GPTConfig, meta: Meta | None = None
 ) -> PreparedData:
     """The dataset of a TrainConfig, in rows for the model. `meta`: its meta.json, if it is verified
     already. ValueError for a dataset that is not prepared or damaged, and flags of another task."""

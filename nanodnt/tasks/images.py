@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model import GPTConfig, Transformer
 from nanodnt.data import PreparedData
+from nanodnt.data.meta import Meta
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks.task import Placeholder, Scores, Task
 
@@ -27,7 +28,7 @@ class ImageTask(Task):
 
         return ViT
 
-    def fill_from_dataset(self, config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+    def fill_from_dataset(self, config: GPTConfig, meta: Meta, dataset: str) -> None:
         sizes = dataset_sizes(meta)
         for name in SIZES:
             given = getattr(config, name)
@@ -75,16 +76,12 @@ class ImageTask(Task):
         images = f"images of {side} × {side} pixels, {channels}, patches of {patch} × {patch}"
         return f"{config.block_size} tokens an image", f"{images}, {config.n_class} classes"
 
-    def check_trained_meta(self, meta: dict[str, Any], path: str) -> None:
+    def check_trained_meta(self, meta: Meta, path: str) -> None:
         if not isinstance(meta.get("classes"), list):
             raise ValueError(f"{path} is damaged: its images have no list of classes")
 
     def check_data(
-        self,
-        dataset: str,
-        meta: dict[str, Any],
-        saved_meta: dict[str, Any] | None,
-        config: GPTConfig,
+        self, dataset: str, meta: Meta, saved_meta: Meta | None, config: GPTConfig
     ) -> None:
         expected = {name: getattr(config, name) for name in SIZES}
         sizes = dataset_sizes(meta)
@@ -101,9 +98,7 @@ class ImageTask(Task):
             f"({words.format(**expected)}): choose another dataset, or start from scratch"
         )
 
-    def open_data(
-        self, meta: dict[str, Any], config: TrainConfig, model_config: GPTConfig
-    ) -> PreparedData:
+    def open_data(self, meta: Meta, config: TrainConfig, model_config: GPTConfig) -> PreparedData:
         from nanodnt.data.images import PreparedImages
 
         return PreparedImages(
@@ -141,7 +136,7 @@ class ImageTask(Task):
         return scores
 
 
-def dataset_sizes(meta: dict[str, Any]) -> dict[str, int | None]:
+def dataset_sizes(meta: Meta) -> dict[str, int | None]:
     """The fields SIZES of a dataset; image_size is None where its images have several sizes."""
     return {
         "image_size": meta["image_size"],

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from model import GPTConfig, Transformer
 from nanodnt.data import PreparedData
-from nanodnt.data.meta import KINDS
+from nanodnt.data.meta import KINDS, Meta
 from nanodnt.settings import TrainConfig
 
 
 class Placeholder(NamedTuple):
     """What stands in for the meta.json of a dataset that is not prepared."""
 
-    meta: dict[str, Any]  # the entries that `fill_from_dataset` reads
+    meta: Meta  # the entries that `fill_from_dataset` reads
     owner: str  # whose values these are, such as "GPT-2's"; empty if the config sets them all
 
 
@@ -44,7 +44,7 @@ class Task:
         """The class of the network."""
         raise NotImplementedError
 
-    def fill_from_dataset(self, config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+    def fill_from_dataset(self, config: GPTConfig, meta: Meta, dataset: str) -> None:
         """Set the fields that a config leaves to the dataset. ValueError where they do not fit."""
         raise NotImplementedError
 
@@ -64,24 +64,18 @@ class Task:
         """The size of a row, and the vocabulary or images, in words."""
         raise NotImplementedError
 
-    def check_trained_meta(self, meta: dict[str, Any], path: str) -> None:
+    def check_trained_meta(self, meta: Meta, path: str) -> None:
         """ValueError unless a checkpoint's copy of a meta.json describes the model's input."""
         raise NotImplementedError
 
     def check_data(
-        self,
-        dataset: str,
-        meta: dict[str, Any],
-        saved_meta: dict[str, Any] | None,
-        config: GPTConfig,
+        self, dataset: str, meta: Meta, saved_meta: Meta | None, config: GPTConfig
     ) -> None:
         """ValueError unless a dataset fits a trained model, and its own dataset (`saved_meta`, if
         that is known)."""
         raise NotImplementedError
 
-    def open_data(
-        self, meta: dict[str, Any], config: TrainConfig, model_config: GPTConfig
-    ) -> PreparedData:
+    def open_data(self, meta: Meta, config: TrainConfig, model_config: GPTConfig) -> PreparedData:
         """The dataset of a TrainConfig, in rows for the model."""
         raise NotImplementedError
 
@@ -108,6 +102,6 @@ class Task:
             dtype = torch.float32
         return Scores(count, {"val_loss": loss.to(dtype) * count})
 
-    def finish_scores(self, scores: dict[str, float], meta: dict[str, Any]) -> dict[str, float]:
+    def finish_scores(self, scores: dict[str, float], meta: Meta) -> dict[str, float]:
         """The mean scores, and others that follow from them."""
         return scores

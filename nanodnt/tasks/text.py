@@ -7,6 +7,7 @@ import numpy as np
 
 from model import GPT, GPTConfig
 from nanodnt.data import PreparedData
+from nanodnt.data.meta import Meta
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks.task import Placeholder, Task
 
@@ -22,7 +23,7 @@ class TextTask(Task):
     def network(self) -> type[GPT]:
         return GPT
 
-    def fill_from_dataset(self, config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+    def fill_from_dataset(self, config: GPTConfig, meta: Meta, dataset: str) -> None:
         config.vocab_size = config.vocab_size or meta["vocab_size"]
 
     def left_to_dataset(self, config: GPTConfig) -> list[str]:
@@ -39,17 +40,13 @@ class TextTask(Task):
         vocabulary = f"vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
         return f"context {config.block_size}", vocabulary
 
-    def check_trained_meta(self, meta: dict[str, Any], path: str) -> None:
+    def check_trained_meta(self, meta: Meta, path: str) -> None:
         from nanodnt.data.tokenizer import check_tokenizer
 
         check_tokenizer(meta, path)
 
     def check_data(
-        self,
-        dataset: str,
-        meta: dict[str, Any],
-        saved_meta: dict[str, Any] | None,
-        config: GPTConfig,
+        self, dataset: str, meta: Meta, saved_meta: Meta | None, config: GPTConfig
     ) -> None:
         from nanodnt.data.tokenizer import same_tokenizer
 
@@ -66,9 +63,7 @@ class TextTask(Task):
                 "start from scratch"
             )
 
-    def open_data(
-        self, meta: dict[str, Any], config: TrainConfig, model_config: GPTConfig
-    ) -> PreparedData:
+    def open_data(self, meta: Meta, config: TrainConfig, model_config: GPTConfig) -> PreparedData:
         from nanodnt.data.windows import PreparedText
 
         return PreparedText(
@@ -90,7 +85,7 @@ class TextTask(Task):
         begins = random.random(inputs.shape) < 1 / MEAN_DOCUMENT
         return inputs, targets, document_positions(begins, True)
 
-    def finish_scores(self, scores: dict[str, float], meta: dict[str, Any]) -> dict[str, float]:
+    def finish_scores(self, scores: dict[str, float], meta: Meta) -> dict[str, float]:
         """Adds val_bpb, bits per byte, from the mean bytes per token of the validation split.
         Examples, and datasets of an older version, have no count of bytes."""
         n_bytes = meta.get("val_text_bytes")
