@@ -1,4 +1,4 @@
-"""Reads config files and `--key=value` flags into dataclasses, and refuses what it does not know.
+"""Reads config files and `--key=value` flags into dataclasses, and refuses unknown names.
 
     python train.py config/dnt_small.py config/mine.py --learning_rate=1e-3
 
@@ -134,7 +134,7 @@ def check_ranges(config: Any) -> None:
             raise ValueError(f"{name}={value} must {flag.range}")
 
 
-# --- what a command calls ---------------------------------------------------------------------
+# --- the configuration of a command ----------------------------------------------------------
 
 
 class Given(NamedTuple):
@@ -156,10 +156,10 @@ class Flag(NamedTuple):
 
 
 class Configured(NamedTuple):
-    """What `configure` returns."""
+    """The result of `configure`."""
 
     instances: list[Any]  # one of each dataclass
-    given: dict[str, Given]  # what was set explicitly, by flag
+    given: dict[str, Given]  # the values that the user has set, by flag
 
 
 def configure(
@@ -620,7 +620,7 @@ def prepare_streams() -> None:
 
 
 def flush_output() -> int:
-    """Write what stdout still holds. Returns the exit code: 0, or an error's.
+    """Write the rest of the output. Returns the exit code: 0, or an error's.
 
     Without this call Python flushes at its end, where an error gives a traceback."""
     try:
@@ -636,7 +636,7 @@ def flush_output() -> int:
 
 
 def discard_output() -> int:
-    """Send what stdout still holds to nowhere, because its reader has gone and Python's flush at
+    """Discard the rest of the output, because its reader has gone and Python's flush at
     exit would fail again. Returns the exit code that shells report for SIGPIPE."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + 13

@@ -31,7 +31,7 @@ class TrainConfig:
     # --- run ---
     out_dir: PathName = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints,
     #   loss.png
-    init_from: PathName = "scratch"  # where the weights come from. scratch: random; resume: the
+    init_from: PathName = "scratch"  # source of the weights. scratch: random; resume: the
     #   checkpoint in out_dir; auto: that, or scratch if there is none; a run directory (its
     #   best.pt) or a checkpoint's path; a Hugging Face folder or OWNER/MODEL, or gpt2, gpt2-medium,
     #   gpt2-large, gpt2-xl. auto:SOURCE resumes if it can, else starts from SOURCE, any of these

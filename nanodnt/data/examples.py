@@ -101,7 +101,7 @@ class PreparedExamples(Tokens):
         positions = np.empty_like(inputs)
         packed = self.rows[split]
         for i, row in enumerate(starts.tolist()):
-            end = 0  # of the row's inputs so far
+            end = 0  # number of inputs in the row so far
             for example in range(packed.bounds[row], packed.bounds[row + 1]):
                 start = int(packed.starts[example])
                 n = int(packed.lengths[example])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it needs torch, which preparing images does not
 
 # Pillow's modes with more than 8 bits begin so: converting them would cut values off.
 WIDE = ("I", "F")
-# What a random number is for: each purpose has a generator of its own.
+# Purposes of random numbers: each has a generator of its own.
 PIXELS = 0
 MIXING = 1
 

@@ -16,7 +16,7 @@ from nanodnt.files import DATA, check_folder, make_printable
 
 LINES = (".jsonl", ".ndjson")  # files with an object a line
 RECORDS = (*LINES, ".json", ".parquet")
-# Files that are not read as one text, by suffix: what they are, and what to do.
+# Files that are not read as one text, by suffix: their kind, and advice.
 A_RECORD_FILE = ("a file of records, not one text", "prepare it, and name the dataset")
 A_TABLE = ("a table", "write a .jsonl file, or name it .txt to read all of it")
 OTHER_SUFFIXES = {
@@ -108,8 +108,8 @@ def output_folder(args: Namespace, *flags: str) -> Path:
 def find_files(path: Path, notes: Notes) -> list[InputFile]:
     """The file `path`, or the files below that folder, sorted by name.
 
-    Links are followed. Left out, and noted, is what is hidden or cannot be read, and what would be
-    read twice."""
+    Links are followed. Files that are hidden or cannot be read, and those that would be read twice,
+    are left out and noted."""
     if not path.is_dir():
         return [InputFile(path.name, path)]
     files = []

@@ -173,10 +173,10 @@ def _image_files(meta: Meta, split: dict[str, Any]) -> list[File]:
 class Kind(NamedTuple):
     """A kind of dataset."""
 
-    reads: str  # what a network for it reads
-    files: Callable[[Meta, dict[str, Any]], list[File]]  # of a split: f(meta, its entry)
+    reads: str  # input of its network: "text" or "images"
+    files: Callable[[Meta, dict[str, Any]], list[File]]  # f(meta, entry of a split) → its files
     endings: tuple[str, ...]  # endings of a split's files beside SPLIT.bin
-    flags: tuple[str, ...]  # flags of training that have no effect on what other networks read
+    flags: tuple[str, ...]  # flags of training for this input only
 
 
 TEXT_FLAGS = ("doc_mask", "loss_chunks", "sample_interval", "sample_start")

@@ -1,5 +1,5 @@
-"""What all kinds of datasets share: files, the order of an epoch, evenly spaced validation rows,
-reading ahead; and what texts and examples share: rows of token ids."""
+"""Base classes of datasets. `PreparedData`: files, the order of an epoch, evenly spaced validation
+rows. `Tokens`: rows of token ids, for texts and examples. `Prefetch` reads ahead."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

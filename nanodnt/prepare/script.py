@@ -1,5 +1,5 @@
-"""What all scripts data/*/prepare.py share: flags, errors, held-out documents, and how files become
-a dataset.
+"""Shared by all scripts data/*/prepare.py: flags, errors, held-out documents, and the step from
+files to a dataset.
 
 A prepared dataset is a folder with the files of its splits and meta.json, which describes them and
 is written last: a folder without it is not prepared. nanodnt/data reads them.

@@ -31,7 +31,7 @@ Job = list[tuple[str, bool]]  # pieces of documents, and whether a document ends
 
 
 class Encoded(NamedTuple):
-    """What a worker makes of a job."""
+    """A tokenised job."""
 
     raw: bytes  # the token ids
     documents: int  # number of documents that end in the job
@@ -125,8 +125,7 @@ class NoPool:
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Executor | NoPool]:
-    """A pool of `workers` processes, or for one of them a NoPool. An error in the block stops what
-    they are doing."""
+    """A pool of `workers` processes; a NoPool for one. An error in the block stops them."""
     if workers == 1:
         yield NoPool()
         return

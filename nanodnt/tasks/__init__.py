@@ -1,7 +1,7 @@
-"""What a model is trained on: text, examples or images. The training loop asks only the task.
+"""Tasks: training on text, examples or images. The training loop asks only the task.
 
-task.py says what a task answers for, `Transformer` in model.py what a network does, `PreparedData`
-in nanodnt/data what a dataset does. To add a kind of dataset:
+The contracts are `Task` in task.py, `Transformer` in model.py for its network, and `PreparedData`
+in nanodnt/data for its dataset. To add a kind of dataset:
 
 1. A row in KINDS of nanodnt/data/meta.py: its files, and its flags of training (fields of
    TrainConfig, in a section of their own).
@@ -72,7 +72,7 @@ def fill_from_dataset(config: GPTConfig, meta: Meta, dataset: str) -> None:
 
 
 def resolve(model_config: GPTConfig, config: TrainConfig, meta: Meta | None = None) -> Resolved:
-    """Fill in defaults, and what the dataset decides, in place.
+    """Set defaults, and the sizes that the dataset decides, in both configs.
 
     Without `meta` it is read. Where the dataset is not prepared, GPT-2's vocabulary or ImageNet's
     images stand in. ValueError for flags that contradict each other or the dataset."""

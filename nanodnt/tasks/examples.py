@@ -1,6 +1,5 @@
 """A GPT on conversations packed into rows, of which only the answers count in the loss."""
 
-
 from model import GPTConfig
 from nanodnt.data.examples import PreparedExamples
 from nanodnt.data.meta import Meta

@@ -1,4 +1,4 @@
-"""The contract of a task: all that depends on what a model is trained on."""
+"""The contract of a task: everything that depends on the kind of training data."""
 
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from nanodnt.settings import TrainConfig
 
 
 class Placeholder(NamedTuple):
-    """What stands in for the meta.json of a dataset that is not prepared."""
+    """A stand-in for the meta.json of a dataset that is not prepared."""
 
     meta: Meta  # the entries that `fill_from_dataset` reads
-    owner: str  # whose values these are, such as "GPT-2's"; empty if the config sets them all
+    owner: str  # source of these values, such as "GPT-2's"; empty if the config sets them all
 
 
 class Scores(NamedTuple):
@@ -37,7 +37,8 @@ class Task:
 
     @property
     def reads(self) -> str:
-        """What the network reads. A dataset fits a network if both read the same."""
+        """Input of the network: "text" or "images". A dataset fits a network if both read the
+        same."""
         return KINDS[self.kind].reads
 
     def network(self) -> type[Transformer]:
