@@ -7,9 +7,9 @@ in nanodnt/data for its dataset. To add a kind of dataset:
    TrainConfig, in a section of their own).
 2. A `PreparedData` that reads its files, and a script that prepares them.
 3. A `Task` in a file of its own, which `task_of_data` returns for its kind.
-4. With a network of its own: its fields in `GPTConfig`, and in CHOOSES, OF and SIZES of
-   layers/rules.py. Roles of its parameters are those of layers/roles.py; `patch` is the matrix that
-   reads the input.
+4. With a network of its own: its fields in `GPTConfig`, and in CHOOSES, KIND_FLAGS and KIND_SIZES
+   of layers/rules.py. Roles of its parameters are those of layers/roles.py; `patch` is the matrix
+   that reads the input.
 """
 
 from typing import Any, NamedTuple
