@@ -13,15 +13,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import hub, script, text
 
-REPO, REVISION = "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
+REPO = "allenai/c4"
+REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = script.parser(__doc__, "c4", REVISION)
-    parser.add_argument(
-        "--shards", type=int, default=16, help="training files, 1 to 1024 (default: %(default)s)"
-    )
+    help = "training files, 1 to 1024 (default: %(default)s)"
+    parser.add_argument("--shards", type=int, default=16, help=help)
     args = parser.parse_args(argv)
     if not 1 <= args.shards <= 1024:
         raise ValueError(f"--shards={args.shards}: C4 has 1 to 1024 training files")
@@ -30,6 +30,6 @@ def main(argv=None):
     units = args.shards + 1
     commit, (*train, val) = hub.files(args, REPO, patterns, 0.33 * units, 0.35 * units)
     source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
-    text.build_from_hub(
-        args, "c4", source, [hub.texts(file) for (file,) in train], [*map(hub.texts, val)]
-    )
+    train_texts = [hub.texts(file) for (file,) in train]
+    val_texts = [hub.texts(file) for file in val]
+    text.build_from_hub(args, "c4", source, train_texts, val_texts)

@@ -12,11 +12,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import images, script
 
-REPO, REVISION = "uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"
+REPO = "uoft-cs/cifar10"
+REVISION = "0b2714987fa478483af9968de7c934580d0bb9a2"
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     args = script.parser(__doc__, "cifar10", REVISION, workers=False).parse_args(argv)
     files = ["plain_text/train-*.parquet", "plain_text/test-*.parquet"]
     about = dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32)

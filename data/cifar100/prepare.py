@@ -13,11 +13,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import images, script
 
-REPO, REVISION = "uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5"
+REPO = "uoft-cs/cifar100"
+REVISION = "aadb3af77e9048adbea6b47c21a81e47dd092ae5"
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     args = script.parser(__doc__, "cifar100", REVISION, workers=False).parse_args(argv)
     files = ["cifar100/train-*.parquet", "cifar100/test-*.parquet"]
     about = dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32)

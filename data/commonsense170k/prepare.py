@@ -32,7 +32,8 @@ from nanodnt.prepare import hub, script
 
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
 URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"
-TRAIN, BLOB = "ft-training_set/commonsense_170k.json", "529e426b33d4cdb1d0c4a275a1a7245ad081fd91"
+TRAIN = "ft-training_set/commonsense_170k.json"
+BLOB = "529e426b33d4cdb1d0c4a275a1a7245ad081fd91"
 TASKS = (
     "boolq",
     "piqa",
@@ -43,7 +44,7 @@ TASKS = (
     "ARC-Challenge",
     "openbookqa",
 )
-HELD_OUT = 120  # examples, about
+HELD_OUT = 120  # examples to hold out, about
 
 
 def git_blob(path: Path) -> str:
@@ -53,7 +54,7 @@ def git_blob(path: Path) -> str:
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = script.parser(__doc__, "commonsense170k")
     prepare_examples.add_flags(parser, template="alpaca")
     args = parser.parse_args(argv)
@@ -64,9 +65,14 @@ def main(argv=None):
         test = hub.download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
     notes = Notes(args.skip_bad)
-    found = list(conversations(train, notes=notes))
-    about = dict(name="commonsense170k", command="python train.py config/sft/commonsense170k.py")
-    val = HELD_OUT / len(found)
+    examples = list(conversations(train, notes=notes))
     prepare_examples.build_examples(
-        args.out_dir, f"{URL}/{TRAIN}", args, notes, found, val_fraction=val, **about
+        args.out_dir,
+        f"{URL}/{TRAIN}",
+        args,
+        notes,
+        examples,
+        name="commonsense170k",
+        val_fraction=HELD_OUT / len(examples),
+        command="python train.py config/sft/commonsense170k.py",
     )

@@ -1,5 +1,5 @@
-"""The default images: 1,797 handwritten digits of 8 × 8 gray pixels, which scikit-learn brings
-along. No network.
+"""The default images: 1,797 handwritten digits of 8 × 8 gray pixels, from scikit-learn. Needs no
+network.
 
 From the "Optical Recognition of Handwritten Digits" of the UCI repository (Alpaydin and Kaynak
 1998, licence CC BY 4.0): the part of it that the repository calls its test set. Every fifth image,
@@ -18,17 +18,18 @@ SOURCE = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten D
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     args = script.parser(__doc__, "digits").parse_args(argv)
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    digits, splits = load_digits(), {"train": [], "val": []}
+    digits = load_digits()
+    splits = {"train": [], "val": []}
     for i, pixels in enumerate((15 * digits.images).astype("uint8")):
-        Image.fromarray(pixels).save(png := io.BytesIO(), format="PNG")
-        splits["train" if i % 5 else "val"].append(
-            (f"digit {i}", png.getvalue(), int(digits.target[i]))
-        )
+        png = io.BytesIO()
+        Image.fromarray(pixels).save(png, format="PNG")
+        split = "train" if i % 5 else "val"
+        splits[split].append((f"digit {i}", png.getvalue(), int(digits.target[i])))
     about = dict(
         dataset="digits",
         source=SOURCE,

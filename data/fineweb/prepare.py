@@ -22,6 +22,7 @@ from nanodnt.files import DATA
 from nanodnt.prepare import hub, script, shards, text
 
 REVISION = "main"  # not pinned: name a commit with --revision, for data that never changes
+# By --edu: repository, name of its files, number of shards.
 SETS = {
     False: ("kjj0/fineweb10B-gpt2", "fineweb", 103),
     True: ("kjj0/finewebedu10B-gpt2", "finewebedu", 99),
@@ -29,11 +30,10 @@ SETS = {
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = script.parser(__doc__, "fineweb", REVISION, workers=False)
-    parser.add_argument(
-        "--shards", type=int, default=10, help="of 100 million tokens (default: %(default)s)"
-    )
+    help = "shards of 100 million tokens (default: %(default)s)"
+    parser.add_argument("--shards", type=int, default=10, help=help)
     parser.add_argument("--edu", action="store_true", help="FineWeb-Edu instead of FineWeb")
     args = parser.parse_args(argv)
     repo, name, most = SETS[args.edu]
@@ -41,13 +41,11 @@ def main(argv=None):
         raise ValueError(f"--shards={args.shards}: {repo} has 1 to {most} of them")
     if args.edu and args.out_dir == DATA / "fineweb":
         args.out_dir = DATA / "fineweb_edu"
-    patterns = [f"{name}_train_{i:06d}.bin" for i in range(1, args.shards + 1)] + [
-        f"{name}_val_000000.bin"
-    ]
+    patterns = [f"{name}_train_{i:06d}.bin" for i in range(1, args.shards + 1)]
+    patterns.append(f"{name}_val_000000.bin")
     size = 0.2 * len(patterns)
-    commit, found = hub.files(args, repo, patterns, size, size)
+    commit, groups = hub.files(args, repo, patterns, size, size)
     tokenizer = Tokenizer.meta_for("gpt2")
-    splits = shards.split([file for (file,) in found], 0.1, tokenizer["vocab_size"])
-    text.build(
-        args.out_dir, f"{repo} at {commit}, {args.shards} of {most} shards", tokenizer, splits
-    )
+    splits = shards.split([file for (file,) in groups], 0.1, tokenizer["vocab_size"])
+    source = f"{repo} at {commit}, {args.shards} of {most} shards"
+    text.build(args.out_dir, source, tokenizer, splits)

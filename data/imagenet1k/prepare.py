@@ -15,13 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import images, script
 
-REPO, REVISION = "ILSVRC/imagenet-1k", "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
+REPO = "ILSVRC/imagenet-1k"
+REVISION = "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
 LICENCE = "non-commercial research and education only: https://image-net.org/download"
 HINT = f"accept the terms at https://huggingface.co/datasets/{REPO}, log in with `hf auth login`, "
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     args = script.parser(__doc__, "imagenet1k", REVISION, workers=False).parse_args(argv)
     files = ["data/train-*.parquet", "data/validation-*.parquet"]
     about = dict(dataset="imagenet1k", licence=LICENCE, image_size=None)

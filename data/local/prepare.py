@@ -21,39 +21,56 @@ nothing else: those with "val" in their names are held out, or where there are n
     python data/local/prepare.py --input=corpus/ --tokenizer=models/smollm --name=corpus_smollm
 """
 
+import argparse
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from layers.cores import own_cores
 from nanodnt.data import inputs
-from nanodnt.data.meta import check_not_nanogpt
+from nanodnt.data.meta import Meta, check_not_nanogpt
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
 from nanodnt.prepare import script, shards, text
 
 
-def documents(path: Path, key: str, notes: inputs.Notes):
+class Scan(NamedTuple):
+    """A first reading of all documents."""
+
+    scores: list[float]  # a score of each document, for `hold_out`
+    size: int  # characters
+    alphabet: set[str]
+    last: str  # the last document
+
+
+def documents(path: Path, key: str, notes: inputs.Notes) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every document in `path`, always in the same order, without empty ones.
 
-    ValueError for a file that cannot be read. In a folder it is left out and noted, unless it is
-    one of records."""
+    Raises ValueError for a file that cannot be read. In a folder it is left out and noted, unless
+    it is a file of records."""
     for name, file in inputs.find_files(path, notes):
         kind = file.suffix.lower()
         try:
             if kind in inputs.RECORDS:
                 yield from texts_of_records(name, file, key, notes)
-            elif text := inputs.read_document(file):
-                yield name, text
-            else:
-                notes.leave_out("empty", str(file))
+                continue
+            text = inputs.read_document(file)
         except inputs.NotText as e:
             if not path.is_dir() or kind in (*inputs.LINES, ".parquet"):
                 raise
             notes.leave_out(e.why, str(file))
+            continue
+        if text:
+            yield name, text
+        else:
+            notes.leave_out("empty", str(file))
 
 
-def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
+def texts_of_records(
+    name: str, file: Path, key: str, notes: inputs.Notes
+) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the records of a file, which are texts, or have one under `key`."""
     for number, record in inputs.records(file, notes, key):
         text = record.get(key) if isinstance(record, dict) else record
@@ -67,95 +84,110 @@ def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
             notes.leave_out("empty", inputs.place(file, number))
 
 
-def find_token_ids(args) -> list:
-    """The files of token ids that --input names, if it names such files. ValueError where they are
-    nanoGPT's."""
+def find_token_ids(path: Path) -> list[Path]:
+    """The files of token ids that --input names, if it names such files. Raises ValueError where
+    they are nanoGPT's."""
     notes = inputs.Notes()
-    files = inputs.find_files(args.input, notes)
-    ids = shards.token_files([file for _, file in files])
-    in_binary = args.input.is_dir() or args.input.suffix in (".bin", ".pkl")
-    if in_binary and not any(map(shards.is_shard, ids)):
-        check_not_nanogpt(args.input if args.input.is_dir() else args.input.parent)
+    files = inputs.find_files(path, notes)
+    shard_files = shards.token_files([file for _, file in files])
+    is_binary = path.is_dir() or path.suffix in (".bin", ".pkl")
+    if is_binary and not any(map(shards.is_shard, shard_files)):
+        check_not_nanogpt(path if path.is_dir() else path.parent)
+    if not shard_files:
+        return []
     for _, file in files:
-        if ids and file not in ids:
+        if file not in shard_files:
             notes.leave_out("no token ids", str(file))
-    if ids:
-        notes.print()
-    return ids
+    notes.print()
+    return shard_files
 
 
-@script.command
-def main(argv=None):
-    parser = script.parser(__doc__)
-    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument(
-        "--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL"
-    )
-    parser.add_argument(
-        "--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)"
-    )
-    parser.add_argument("--text_key", default="text", help="of records (default: text)")
-    parser.add_argument(
-        "--skip_bad",
-        action="store_true",
-        help="leave out records that cannot be used, and count them",
-    )
-    args = parser.parse_args(argv)
-    # of chars, whose alphabet is not known yet
-    out, tokenizer = inputs.output_folder(args, "input"), None
-    if args.tokenizer in END_OF_TEXT:
-        # ValueError if its vocabulary is missing
-        Tokenizer(tokenizer := Tokenizer.meta_for(args.tokenizer))
-    elif args.tokenizer != "chars":
-        from interop.huggingface.tokenizer_files import find_tokenizer
+def find_tokenizer(name: str) -> Meta | None:
+    """The meta of --tokenizer; None for chars, whose alphabet is not known yet. Raises ValueError
+    where there is no such tokenizer."""
+    if name == "chars":
+        return None
+    if name in END_OF_TEXT:
+        tokenizer = Tokenizer.meta_for(name)
+        Tokenizer(tokenizer)  # ValueError if its vocabulary is missing
+        return tokenizer
+    from interop.huggingface.tokenizer_files import find_tokenizer
 
-        tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
+    return find_tokenizer(name, others=("chars",))
 
-    if ids := find_token_ids(args):
-        if args.tokenizer != "gpt2":
-            raise ValueError(
-                f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2"
-            )
-        splits = shards.split(ids, args.val_fraction, tokenizer["vocab_size"])
-        text.build(
-            out,
-            f"{args.input.resolve().name} ({len(ids)} files)",
-            tokenizer,
-            splits,
-            name=args.name,
-        )
-        return
 
-    # Every document is read twice: bad input is found here, before anything is written.
-    scores, size, alphabet, notes = [], 0, set(), inputs.Notes(args.skip_bad)
-    # chars has no special tokens either
-    reader = Tokenizer(tokenizer or Tokenizer.meta_for("bytes"))
-    for name, document in documents(args.input, args.text_key, notes):
+def scan(path: Path, key: str, notes: inputs.Notes, tokenizer: Meta | None) -> Scan:
+    """Read every document, and note its remarks: bad input is found here, before anything is
+    written. The alphabet is only read for chars, without a `tokenizer`."""
+    reader = Tokenizer(tokenizer or Tokenizer.meta_for("bytes"))  # chars has no special tokens
+    scores = []
+    size = 0
+    alphabet = set()
+    document = ""
+    for name, document in documents(path, key, notes):
         scores.append(script.score(name))
         size += len(document)
-        alphabet.update("" if tokenizer else document)
+        if tokenizer is None:
+            alphabet.update(document)
         for remark in reader.remarks(document):
             notes.add(remark, name)
     notes.print()
     if not scores:
-        raise ValueError(f"--input={args.input} holds no text")
+        raise ValueError(f"--input={path} holds no text")
+    return Scan(scores, size, alphabet, document)
 
-    if len(scores) == 1:  # a document alone is cut in two
-        cut = int(size * (1 - args.val_fraction))
-        train, val = [document[:cut]] * (cut > 0), [document[cut:]]
-    else:
-        held_out = inputs.hold_out(scores, args.val_fraction)
 
-        def split(of_val):
-            again = documents(args.input, args.text_key, inputs.Notes(args.skip_bad))
-            pairs = zip(again, held_out, strict=True)
-            return (document for (_, document), is_val in pairs if is_val == of_val)
+def split_documents(args: argparse.Namespace, scanned: Scan) -> dict[str, list[Iterable[str]]]:
+    """The texts of both splits."""
+    if len(scanned.scores) == 1:  # a document alone is cut in two
+        end = int(scanned.size * (1 - args.val_fraction))
+        train = [scanned.last[:end]] if end > 0 else []
+        return {"train": [train], "val": [[scanned.last[end:]]]}
+    held_out = inputs.hold_out(scanned.scores, args.val_fraction)
 
-        train, val = split(False), split(True)
-    source = f"{args.input.resolve().name} ({len(scores):,} documents)"
-    tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
-    # starting processes takes a second
-    workers = max(2, own_cores()) if size > 2 * text.JOB_CHARS else 1
-    text.build(
-        out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers
-    )
+    def split(of_val: bool) -> Iterator[str]:
+        again = documents(args.input, args.text_key, inputs.Notes(args.skip_bad))
+        for (_, document), is_val in zip(again, held_out, strict=True):
+            if is_val == of_val:
+                yield document
+
+    return {"train": [split(False)], "val": [split(True)]}
+
+
+@script.command
+def main(argv: list[str] | None = None) -> None:
+    parser = script.parser(__doc__)
+    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
+    help = "bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL"
+    parser.add_argument("--tokenizer", required=True, help=help)
+    help = "share to hold out (default: 0.1)"
+    parser.add_argument("--val_fraction", type=float, default=0.1, help=help)
+    help = "key of a record's text (default: text)"
+    parser.add_argument("--text_key", default="text", help=help)
+    help = "leave out records that cannot be used, and count them"
+    parser.add_argument("--skip_bad", action="store_true", help=help)
+    args = parser.parse_args(argv)
+    out = inputs.output_folder(args, "input")
+    tokenizer = find_tokenizer(args.tokenizer)
+    source = args.input.resolve().name
+
+    shard_files = find_token_ids(args.input)
+    if shard_files:
+        if args.tokenizer != "gpt2":
+            raise ValueError(
+                f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, "
+                "--tokenizer=gpt2"
+            )
+        splits = shards.split(shard_files, args.val_fraction, tokenizer["vocab_size"])
+        source = f"{source} ({len(shard_files)} files)"
+        text.build(out, source, tokenizer, splits, name=args.name)
+        return
+
+    scanned = scan(args.input, args.text_key, inputs.Notes(args.skip_bad), tokenizer)
+    source = f"{source} ({len(scanned.scores):,} documents)"
+    tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(scanned.alphabet))
+    workers = 1
+    if scanned.size > 2 * text.JOB_CHARS:  # starting processes takes a second
+        workers = max(2, own_cores())
+    splits = split_documents(args, scanned)
+    text.build(out, source, tokenizer, splits, name=args.name, workers=workers)

@@ -10,14 +10,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import hub, script, text
 
-REPO, REVISION = "JeanKaddour/minipile", "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
+REPO = "JeanKaddour/minipile"
+REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
     patterns = ["data/train-*.parquet", "data/validation-*.parquet"]
     commit, (train, val) = hub.files(args, REPO, patterns, 3.2, 3.5)
-    text.build_from_hub(
-        args, "minipile", f"{REPO} at {commit}", [*map(hub.texts, train)], [*map(hub.texts, val)]
-    )
+    source = f"{REPO} at {commit}"
+    train_texts = [hub.texts(file) for file in train]
+    val_texts = [hub.texts(file) for file in val]
+    text.build_from_hub(args, "minipile", source, train_texts, val_texts)

@@ -23,36 +23,48 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test
 SKIPPED_FILES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize", "config-")
 
 
-@script.command
-def main(argv=None):
-    parser = script.parser(__doc__, "pystdlib")
-    parser.set_defaults(out_dir=None)
-    parser.add_argument(
-        "--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s"
-    )
-    args = parser.parse_args(argv)
-    name = "pystdlib" if args.tokenizer == "bytes" else f"pystdlib_{args.tokenizer}"
-    root, texts, notes = Path(sysconfig.get_paths()["stdlib"]), {}, Notes()
+def read_sources(root: Path) -> dict[str, str]:
+    """The code of the library's files, by path."""
+    notes = Notes()
+    texts = {}
     for path in root.rglob("*.py"):
         place = path.relative_to(root)
-        if SKIPPED_FOLDERS.isdisjoint(place.parts) and not any(
-            part.startswith(SKIPPED_FILES) for part in place.parts
-        ):
-            try:
-                texts[place.as_posix()] = path.read_text(encoding="utf-8")
-            except (UnicodeDecodeError, OSError):
-                notes.leave_out("cannot be read as UTF-8", str(path))
+        if not SKIPPED_FOLDERS.isdisjoint(place.parts):
+            continue
+        if any(part.startswith(SKIPPED_FILES) for part in place.parts):
+            continue
+        try:
+            texts[place.as_posix()] = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            notes.leave_out("cannot be read as UTF-8", str(path))
     notes.print()
+    return texts
+
+
+@script.command
+def main(argv: list[str] | None = None) -> None:
+    parser = script.parser(__doc__, "pystdlib")
+    parser.set_defaults(out_dir=None)
+    help = "default: %(default)s"
+    parser.add_argument("--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help=help)
+    args = parser.parse_args(argv)
+    name = "pystdlib"
+    if args.tokenizer != "bytes":
+        name = f"pystdlib_{args.tokenizer}"
+    root = Path(sysconfig.get_paths()["stdlib"])
+    texts = read_sources(root)
     if len(texts) < 100:
-        hint = "use one with its full library (not the embeddable zip), or your own text: data/local/prepare.py"
         raise ValueError(
-            f"only {len(texts)} source files of this Python's library are in {root}: {hint}"
+            f"only {len(texts)} source files of this Python's library are in {root}: use one with "
+            "its full library (not the embeddable zip), or your own text: data/local/prepare.py"
         )
-    train, val = [], []
+    train = []
+    val = []
     for path, code in sorted(texts.items()):
-        (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(code)
-    source = (
-        f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
-    )
-    tokenizer, splits = Tokenizer.meta_for(args.tokenizer), {"train": [train], "val": [val]}
+        split = val if script.score(f"pystdlib/{path}") < 0.08 else train
+        split.append(code)
+    python = f"Python {platform.python_version()}"
+    source = f"source of the standard library of {python} ({len(texts)} files)"
+    tokenizer = Tokenizer.meta_for(args.tokenizer)
+    splits = {"train": [train], "val": [val]}
     text.build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, command=COMMAND)

@@ -1,8 +1,8 @@
 """Write example.jsonl, 6,000 made conversations about words: small tasks that a small model learns
 in minutes.
 
-The words are syllables drawn at random, so most of the held-out ones have not been seen in
-training: what is learned is the task. A third are conversations of two turns, whose second answer
+The words are syllables drawn at random, and most of the held-out ones do not occur in training: so
+the model learns the task. A third are conversations of two turns, whose second answer
 is in the first prompt.
 
     python data/sft/make_example.py
@@ -13,6 +13,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
@@ -29,28 +30,33 @@ TASKS = {
 
 def make_word(draw: random.Random) -> str:
     """Two or three syllables, such as "tomaki"."""
-    return "".join(
-        draw.choice("bcdfghjklmnpqrstvwxyz") + draw.choice("aeiou")
-        for _ in range(draw.randint(2, 3))
-    )
+    word = ""
+    for _ in range(draw.randint(2, 3)):
+        word += draw.choice("bcdfghjklmnpqrstvwxyz") + draw.choice("aeiou")
+    return word
 
 
-def make_record(draw: random.Random) -> dict:
-    word, task = make_word(draw), draw.choice(list(TASKS))
+def make_record(draw: random.Random) -> dict[str, Any]:
+    """A prompt and its response, or a conversation of two turns."""
+    word = make_word(draw)
+    task = draw.choice(list(TASKS))
+    answer = TASKS[task](word)
     if draw.random() < 2 / 3:
-        return {"prompt": task.format(word), "response": TASKS[task](word)}
-    turns = [f"My name is {word}.", f"Hello {word}.", task.format("my name"), TASKS[task](word)]
+        return {"prompt": task.format(word), "response": answer}
     return {
         "messages": [
-            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
+            {"role": "user", "content": f"My name is {word}."},
+            {"role": "assistant", "content": f"Hello {word}."},
+            {"role": "user", "content": task.format("my name")},
+            {"role": "assistant", "content": answer},
         ]
     }
 
 
 @script.command
 def main() -> None:
-    draw, path = random.Random(0), Path(__file__).with_name("example.jsonl")
-    path.write_text(
-        "".join(json.dumps(make_record(draw)) + "\n" for _ in range(RECORDS)), encoding="utf-8"
-    )
+    draw = random.Random(0)
+    path = Path(__file__).with_name("example.jsonl")
+    lines = [json.dumps(make_record(draw)) + "\n" for _ in range(RECORDS)]
+    path.write_text("".join(lines), encoding="utf-8")
     print(f"{RECORDS:,} conversations in {path}")

@@ -8,8 +8,8 @@ known by its keys:
     {"prompt": "…", "response": "…"}                     other names: --prompt_key, --response_key
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}, …]}
-    {"instruction": "…", "input": "…", "output": "…"}    the prompt is the instruction and, where "input" is there and
-                                                         not empty, a blank line and the input
+    {"instruction": "…", "input": "…", "output": "…"}    the prompt is the instruction and, if
+                                                         "input" is not empty, a blank line and it
 
 Messages may begin with one of role (or from) "system"; an empty one is left out. A text under the
 key "system" of the record is the same. Further keys are not read. Then user and assistant
@@ -23,8 +23,9 @@ is the tokenizer's own start of a text (<s>), else its bos, else end of text; a 
 between turns. A turn is written by --template:
 
     chat (the default)   User: {prompt}\nAssistant:\n{response}
-    alpaca               Below is an instruction that describes a task. Write a response that appropriately completes
-                         the request.\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}
+    alpaca               Below is an instruction that describes a task. Write a response that
+                         appropriately completes the request.\n\n
+                         ### Instruction:\n{prompt}\n\n### Response:\n{response}
     chatml               <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{response}
     plain                {prompt}{response}
 
@@ -45,9 +46,9 @@ than block_size + 1 tokens: --max_tokens=BLOCK_SIZE leaves them out and names th
 Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of Hugging Face: a folder
 with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
 
-    python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq python
-    data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml --name=chats
-    --max_tokens=1024
+    python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq
+    python data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml \
+        --name=chats --max_tokens=1024
 """
 
 import sys
@@ -60,37 +61,45 @@ from nanodnt.data import inputs
 from nanodnt.prepare import script
 
 
+def check_apart(train: Path, val: Path) -> None:
+    """ValueError where one of --input and --val_input lies in the other."""
+    train_path = train.resolve()
+    val_path = val.resolve()
+    if val_path.is_relative_to(train_path) or train_path.is_relative_to(val_path):
+        raise ValueError(f"--val_input={val} and --input={train} overlap: hold out other files")
+
+
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = script.parser(__doc__)
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     prepare_examples.add_flags(parser, template="chat")
-    parser.add_argument(
-        "--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)"
-    )
-    parser.add_argument(
-        "--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)"
-    )
-    parser.add_argument(
-        "--prompt_key", default="prompt", help="of a record's prompt (default: prompt)"
-    )
-    parser.add_argument(
-        "--response_key", default="response", help="of a record's response (default: response)"
-    )
+    help = "a file or a folder to hold out (default: a part of --input)"
+    parser.add_argument("--val_input", type=Path, help=help)
+    help = "share of --input to hold out (default: 0.05)"
+    parser.add_argument("--val_fraction", type=float, default=0.05, help=help)
+    help = "key of a record's prompt (default: prompt)"
+    parser.add_argument("--prompt_key", default="prompt", help=help)
+    help = "key of a record's response (default: response)"
+    parser.add_argument("--response_key", default="response", help=help)
     args = parser.parse_args(argv)
-    out = inputs.output_folder(args, "input", *["val_input"] * (args.val_input is not None))
+    flags = ["input"] if args.val_input is None else ["input", "val_input"]
+    out = inputs.output_folder(args, *flags)
+    notes = inputs.Notes(args.skip_bad)
+    keys = (args.prompt_key, args.response_key)
+    held_out = None
     if args.val_input is not None:
-        train, val = args.input.resolve(), args.val_input.resolve()
-        if val.is_relative_to(train) or train.is_relative_to(val):
-            raise ValueError(
-                f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files"
-            )
-    keys, notes = (args.prompt_key, args.response_key), inputs.Notes(args.skip_bad)
-    found, held_out = (
-        path and conversations(path, *keys, notes) for path in (args.input, args.val_input)
-    )
-    command = f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}"
-    about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
+        check_apart(args.input, args.val_input)
+        held_out = conversations(args.val_input, *keys, notes)
+    run = f"--init_from=auto:RUN --out_dir=out/{out.resolve().name}"
     prepare_examples.build_examples(
-        out, args.input.resolve().name, args, notes, found, held_out, **about
+        out,
+        args.input.resolve().name,
+        args,
+        notes,
+        conversations(args.input, *keys, notes),
+        held_out,
+        name=args.name,
+        val_fraction=args.val_fraction,
+        command=f"python train.py config/sft/example.py {run}",
     )

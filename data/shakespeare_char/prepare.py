@@ -18,10 +18,10 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 @script.command
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     out = script.parser(__doc__, "shakespeare_char").parse_args(argv).out_dir
     play = hub.download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
-    splits = {"train": [[play[: int(len(play) * 0.9)]]], "val": [[play[int(len(play) * 0.9) :]]]}
-    text.build(
-        out, URL, Tokenizer.meta_for("chars", sorted(set(play))), splits, name="shakespeare_char"
-    )
+    end = int(len(play) * 0.9)
+    splits = {"train": [[play[:end]]], "val": [[play[end:]]]}
+    tokenizer = Tokenizer.meta_for("chars", sorted(set(play)))
+    text.build(out, URL, tokenizer, splits, name="shakespeare_char")

@@ -5,7 +5,7 @@ the number of processes, the micro batch, the evaluation settings, or whether th
 checkpoint saves one number: the rows read so far, from which a run that is resumed with another
 batch_size goes on.
 
-    python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
+    python -m nanodnt.data pystdlib      # check its checksums and print its meta.json
 """
 
 from nanodnt.data.meta import folder_of, load_meta, sha256

@@ -1,42 +1,58 @@
-"""Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two of
-them.
+"""Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two images.
 
-`config` is a `TrainConfig`. All is done by Pillow, in functions of numbers that we draw: each image
-has a generator of its own. (Libraries like kornia draw for a whole batch from torch's global one.)
+Pillow makes the changes, from numbers that we draw: each image has a generator of its own.
+(Libraries like kornia draw for a whole batch from torch's global one.) The order of the draws is
+fixed: another order would change every run.
 """
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+if TYPE_CHECKING:  # it needs torch, which preparing images does not
+    from nanodnt.settings import TrainConfig
+
+Colour = int | tuple[int, ...]
+
 CUBIC = Image.Resampling.BICUBIC
-ASPECT = math.log(4 / 3)  # parts of an image have widths of 3/4 to 4/3 of their heights
-TRIES = 10  # to place a part that fits into the image, then its middle is taken
-# of the shorter side is what validation sees of an image of another size, as in timm
+ASPECT = math.log(4 / 3)  # random crops have widths of 3/4 to 4/3 of their heights
+TRIES = 10  # attempts to place a random crop inside the image, before its middle is taken
+# Share of the shorter side that validation sees of an image of another size, as in timm.
 CENTRE = 0.875
 
 
-def change(image, side: int, config, fill, rng: np.random.Generator):
-    """A Pillow image of side × side pixels, changed as `config` says. Rotations bring in the colour
+def change(
+    image: Image.Image, side: int, config: "TrainConfig", fill: Colour, rng: np.random.Generator
+) -> Image.Image:
+    """The image at side × side pixels, augmented. Rotations, shears and shifts bring in the colour
     `fill`."""
-    image = crop(image, side, config.crop_area, rng) if config.crop_area < 1 else fit(image, side)
+    if config.crop_area < 1:
+        image = crop(image, side, config.crop_area, rng)
+    else:
+        image = fit(image, side)
     if config.crop_padding:
-        x, y = rng.integers(-config.crop_padding, config.crop_padding + 1, 2).tolist()
-        image = image.crop((x, y, x + side, y + side))  # what lies outside is black
+        padding = config.crop_padding
+        x, y = rng.integers(-padding, padding + 1, 2).tolist()
+        image = image.crop((x, y, x + side, y + side))  # black outside the image
     if config.flip and rng.random() < 0.5:
-        image = image.transpose(0)  # left to right
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if config.rand_augment:
         image = rand_augment(image, config.rand_augment, config.rand_augment_std, fill, rng)
     return image
 
 
-def mix_images(image: np.ndarray, other: np.ndarray, config, rng: np.random.Generator) -> float:
-    """Mix `other` into `image`, both (C, S, S), in place; the share of `image` in the result.
+def mix_images(
+    image: np.ndarray, other: np.ndarray, config: "TrainConfig", rng: np.random.Generator
+) -> float:
+    """Mix `other` into `image`, both (C, S, S), in place. Returns the share of `image` in the
+    result.
 
     Mixup (Zhang et al. 2018) weights both by λ ~ Beta(α, α); cutmix (Yun et al. 2019) puts a box
     with 1 - λ of the area, which the border may cut, from one into the other. Where both are on,
-    each has every second image."""
+    each is chosen for half of the images."""
     cuts = config.cutmix > 0 and (config.mixup == 0 or rng.random() < 0.5)
     alpha = config.cutmix if cuts else config.mixup
     share = float(rng.beta(alpha, alpha))
@@ -45,81 +61,105 @@ def mix_images(image: np.ndarray, other: np.ndarray, config, rng: np.random.Gene
         image += (1 - share) * other
         return share
     side = image.shape[-1]
-    box, centre = int(side * math.sqrt(1 - share)), rng.integers(0, side, 2)
-    (y, x), (y_end, x_end) = (
-        np.clip(centre - box // 2, 0, side),
-        np.clip(centre + box // 2, 0, side),
-    )
-    image[:, y:y_end, x:x_end] = other[:, y:y_end, x:x_end]
-    return 1 - float((y_end - y) * (x_end - x)) / side**2
+    box = int(side * math.sqrt(1 - share))
+    centre = rng.integers(0, side, 2)
+    top, left = np.clip(centre - box // 2, 0, side)
+    bottom, right = np.clip(centre + box // 2, 0, side)
+    image[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+    return 1 - float((bottom - top) * (right - left)) / side**2
 
 
-def crop(image, side: int, least: float, rng: np.random.Generator):
-    """A random part of a Pillow image, of `least` to 1 of its area, resized to side × side (Szegedy
-    et al. 2015)."""
+def crop(image: Image.Image, side: int, least: float, rng: np.random.Generator) -> Image.Image:
+    """A random part of the image, of `least` to 1 of its area, resized to side × side (Szegedy et
+    al. 2015)."""
     width, height = image.size
     for _ in range(TRIES):
-        area, aspect = (
-            width * height * rng.uniform(least, 1),
-            math.exp(rng.uniform(-ASPECT, ASPECT)),
-        )
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        area = width * height * rng.uniform(least, 1)
+        aspect = math.exp(rng.uniform(-ASPECT, ASPECT))
+        w = round(math.sqrt(area * aspect))
+        h = round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            x, y = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
-            break
-    else:  # the largest part of an allowed aspect, in the middle
-        w, h = min(width, height * math.exp(ASPECT)), min(height, width * math.exp(ASPECT))
-        x, y = (width - w) / 2, (height - h) / 2
+            x = int(rng.integers(width - w + 1))
+            y = int(rng.integers(height - h + 1))
+            return image.resize((side, side), CUBIC, (x, y, x + w, y + h))
+    # The largest part of an allowed aspect, in the middle.
+    w = min(width, height * math.exp(ASPECT))
+    h = min(height, width * math.exp(ASPECT))
+    return resize_middle(image, side, w, h)
+
+
+def fit(image: Image.Image, side: int) -> Image.Image:
+    """The image as it is if it has side × side pixels, else 0.875 of its shorter side, in the
+    middle, resized."""
+    if image.size == (side, side):
+        return image
+    part = CENTRE * min(image.size)
+    return resize_middle(image, side, part, part)
+
+
+def resize_middle(image: Image.Image, side: int, w: float, h: float) -> Image.Image:
+    """The part of w × h pixels in the middle of the image, resized to side × side."""
+    width, height = image.size
+    x = (width - w) / 2
+    y = (height - h) / 2
     return image.resize((side, side), CUBIC, (x, y, x + w, y + h))
 
 
-def fit(image, side: int):
-    """A Pillow image as it is if it has side × side pixels, else 0.875 of its shorter side, in the
-    middle, resized."""
-    width, height = image.size
-    if (width, height) == (side, side):
-        return image
-    part = CENTRE * min(width, height)
-    x, y = (width - part) / 2, (height - part) / 2
-    return image.resize((side, side), CUBIC, (x, y, x + part, y + part))
+# --- RandAugment ------------------------------------------------------------------------------
+
+COUNT = 2  # operations drawn for an image
+CHANCE = 0.5  # probability that a drawn operation is applied
+LARGEST = 10  # largest magnitude
+
+# f(image, level from 0 to 1, sign of -1 or 1, colour that comes in from outside)
+Operation = Callable[[Image.Image, float, int, Colour], Image.Image]
+# f(v from -1 to 1, width, height) → (a, b, c, d, e, f): the pixel at (x, y) comes from
+# (a·x + b·y + c, d·x + e·y + f)
+Matrix = Callable[[float, int, int], tuple[float, ...]]
 
 
-# ------------------------------------------------------------------------------------------------------- RandAugment
-
-COUNT = 2  # operations an image
-CHANCE = 0.5  # that one that was drawn is done
-LARGEST = 10  # magnitude
-
-
-def _enhance(kind):
+def _enhance(kind: type) -> Operation:
     return lambda image, level, sign, fill: kind(image).enhance(max(0.1, 1 + sign * 0.9 * level))
 
 
-def _affine(matrix):
-    """`matrix(v, width, height)` says where the pixel (x, y) comes from: a·x + b·y + c, d·x + e·y +
-    f. v: -1 to 1."""
-    return lambda image, level, sign, fill: image.transform(
-        image.size, Image.Transform.AFFINE, matrix(sign * level, *image.size), CUBIC, fillcolor=fill
-    )
+def _affine(matrix: Matrix) -> Operation:
+    def transform(image: Image.Image, level: float, sign: int, fill: Colour) -> Image.Image:
+        numbers = matrix(sign * level, *image.size)
+        return image.transform(image.size, Image.Transform.AFFINE, numbers, CUBIC, fillcolor=fill)
+
+    return transform
 
 
-# name: f(image, level from 0 to 1, sign of -1 or 1, colour that comes in from outside)
-OPERATIONS = {
+def _posterize(image: Image.Image, level: float, sign: int, fill: Colour) -> Image.Image:
+    return ImageOps.posterize(image, max(1, 4 - int(4 * level)))
+
+
+def _solarize(image: Image.Image, level: float, sign: int, fill: Colour) -> Image.Image:
+    return ImageOps.solarize(image, 256 - int(256 * level))
+
+
+def _solarize_add(image: Image.Image, level: float, sign: int, fill: Colour) -> Image.Image:
+    """Makes the darker half of the values brighter."""
+    values = [i + int(110 * level) if i < 128 else i for i in range(256)]
+    return image.point(values * len(image.getbands()))
+
+
+def _rotate(image: Image.Image, level: float, sign: int, fill: Colour) -> Image.Image:
+    return image.rotate(sign * 30 * level, CUBIC, fillcolor=fill)
+
+
+OPERATIONS: dict[str, Operation] = {
     "auto_contrast": lambda image, *_: ImageOps.autocontrast(image),
     "equalize": lambda image, *_: ImageOps.equalize(image),
     "invert": lambda image, *_: ImageOps.invert(image),
-    "posterize": lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(4 * level))),
-    "solarize": lambda image, level, *_: ImageOps.solarize(image, 256 - int(256 * level)),
-    "solarize_add": lambda image, level, *_: image.point(
-        [i + int(110 * level) if i < 128 else i for i in range(256)] * len(image.getbands())
-    ),
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "solarize_add": _solarize_add,
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
-    "rotate": lambda image, level, sign, fill: image.rotate(
-        sign * 30 * level, CUBIC, fillcolor=fill
-    ),
+    "rotate": _rotate,
     "shear_x": _affine(lambda v, width, height: (1, 0.3 * v, 0, 0, 1, 0)),
     "shear_y": _affine(lambda v, width, height: (1, 0, 0, 0.3 * v, 1, 0)),
     "shift_x": _affine(lambda v, width, height: (1, 0, 0.45 * v * width, 0, 1, 0)),
@@ -128,9 +168,11 @@ OPERATIONS = {
 NAMES = tuple(OPERATIONS)
 
 
-def rand_augment(image, magnitude: float, std: float, fill, rng: np.random.Generator):
-    """`image` after two operations, drawn with replacement, each with a magnitude from N(magnitude,
-    std), 0 to 10 (Cubuk et al. 2019).
+def rand_augment(
+    image: Image.Image, magnitude: float, std: float, fill: Colour, rng: np.random.Generator
+) -> Image.Image:
+    """The image after two operations, drawn with replacement, each with a magnitude from
+    N(magnitude, std), 0 to 10 (Cubuk et al. 2019).
 
     Operations, ranges, noise and the chance of each to be left out are those of timm's
     `rand-m9-mstd0.5-inc1`, whose strength grows with the magnitude ("inc"): our choice. The DNT
@@ -138,7 +180,10 @@ def rand_augment(image, magnitude: float, std: float, fill, rng: np.random.Gener
     shifts are bicubic, where timm also draws between that and bilinear; and posterize leaves one
     bit at least, where timm takes that too at magnitude 10."""
     for _ in range(COUNT):
-        name, left_out = NAMES[rng.integers(len(NAMES))], rng.random() >= CHANCE
-        level, sign = rng.normal(magnitude, std) / LARGEST, 2 * int(rng.integers(2)) - 1
-        image = image if left_out else OPERATIONS[name](image, min(1, max(0, level)), sign, fill)
+        name = NAMES[rng.integers(len(NAMES))]
+        left_out = rng.random() >= CHANCE
+        level = min(1, max(0, rng.normal(magnitude, std) / LARGEST))
+        sign = 2 * int(rng.integers(2)) - 1
+        if not left_out:
+            image = OPERATIONS[name](image, level, sign, fill)
     return image

@@ -1,73 +1,87 @@
-"""What a user names, to prepare a dataset from or to read: files, their texts and records, a place
-to write to."""
+"""Input that a user names, to prepare a dataset from or to read: files, their texts and records;
+and the folder to write to."""
 
 import json
 import os
 import re
 import sys
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nanodnt.files import DATA, check_folder, make_printable
 
-LINES = (".jsonl", ".ndjson")  # an object a line
+LINES = (".jsonl", ".ndjson")  # files with an object a line
 RECORDS = (*LINES, ".json", ".parquet")
-# Files that are not read as one text, by their suffix, and what to do.
-OTHER_SUFFIXES = dict.fromkeys(
-    RECORDS, ("a file of records, not one text", "prepare it, and name the dataset")
-)
-OTHER_SUFFIXES |= dict.fromkeys(
-    (".csv", ".tsv"), ("a table", "write a .jsonl file, or name it .txt to read all of it")
-)
-OTHER_SUFFIXES[".ipynb"] = ("a notebook", "convert it (jupyter nbconvert --to script)")
+# Files that are not read as one text, by suffix: their kind, and advice.
+A_RECORD_FILE = ("a file of records, not one text", "prepare it, and name the dataset")
+A_TABLE = ("a table", "write a .jsonl file, or name it .txt to read all of it")
+OTHER_SUFFIXES = {
+    **dict.fromkeys(RECORDS, A_RECORD_FILE),
+    ".csv": A_TABLE,
+    ".tsv": A_TABLE,
+    ".ipynb": ("a notebook", "convert it (jupyter nbconvert --to script)"),
+}
 LFS_POINTER = b"version https://git-lfs"
+UNPACK = "unpack or convert it first"
 
 
 class Notes:
-    """What a user should know of how the input is read: names of files or records, by what is to be
-    said of them."""
+    """Collects remarks on how the input is read, each with the names of its files or records."""
 
     def __init__(self, skip_bad: bool = False):
-        self.skip_bad = skip_bad  # whether a record that cannot be used is left out, or is an error
-        self.names = {}
+        """`skip_bad`: leave out a record that cannot be used; else it is an error."""
+        self.skip_bad = skip_bad
+        self.names: dict[str, list[str]] = {}  # by remark
 
-    def add(self, what: str, name: str) -> None:
-        """Note `what` of the file or record `name`."""
-        self.names.setdefault(what, []).append(name)
+    def add(self, remark: str, name: str) -> None:
+        """Note a remark on the file or record `name`."""
+        self.names.setdefault(remark, []).append(name)
 
     def leave_out(self, why: str, name: str) -> None:
         """Note that `name` is not read."""
         self.add(f"{why}, so left out", name)
 
     def leave_out_bad(self, error: ValueError) -> None:
-        """Note that the record that `error` names is left out. Without `skip_bad`, raise the
+        """Note that the record in the message of `error` is left out. Without `skip_bad`, raise the
         error."""
         if not self.skip_bad:
             raise error
         self.leave_out("bad records", str(error))
 
     def print(self) -> None:
-        """Print a line for each thing to say, with the first names and their number, and forget
-        them."""
-        for what, names in self.names.items():
-            more = f" and others, {len(names):,} in all" if len(names) > 5 else ""
-            print(make_printable(f"note: {what}: {'; '.join(names[:5])}{more}"), file=sys.stderr)
+        """Print a line for each remark, with the first names and their number, and forget them."""
+        for remark, names in self.names.items():
+            line = f"note: {remark}: {'; '.join(names[:5])}"
+            if len(names) > 5:
+                line += f" and others, {len(names):,} in all"
+            print(make_printable(line), file=sys.stderr)
         self.names = {}
 
 
 class NotText(ValueError):
     """A file that is no text. `why` is the reason without the file's name."""
 
-    def __init__(self, where, why: str, advice: str):
+    def __init__(self, where: Path | str, why: str, advice: str):
         super().__init__(f"{where} is {why}: {advice}")
         self.why = why
 
 
-def output_folder(args, *flags: str) -> Path:
-    """The folder to write the dataset --name to. ValueError where it cannot be that, or for a share
-    to hold out that is none, or unless the inputs, which `flags` name, are there and do not hold
-    the folder."""
+class InputFile(NamedTuple):
+    """A file of the input."""
+
+    name: str  # its path inside the folder that the user named
+    path: Path
+
+
+def output_folder(args: Namespace, *flags: str) -> Path:
+    """The folder to write the dataset --name to.
+
+    Raises ValueError where it cannot be that, for a share to hold out that is not between 0 and 1,
+    and where an input (`flags` are the names of their flags) is not there or holds the folder."""
     out = args.out_dir or DATA / args.name
     if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
         raise ValueError(
@@ -91,21 +105,23 @@ def output_folder(args, *flags: str) -> Path:
     return out
 
 
-def find_files(path: Path, notes: Notes) -> list:
-    """[(name, file)] of `path`, or of the files below it, in the order of their names.
+def find_files(path: Path, notes: Notes) -> list[InputFile]:
+    """The file `path`, or the files below that folder, sorted by name.
 
-    Links are followed. Left out, and noted, is what is hidden or cannot be read, and what would be
-    read twice."""
+    Links are followed. Files that are hidden or cannot be read, and those that would be read twice,
+    are left out and noted."""
     if not path.is_dir():
-        return [(path.name, path)]
-    found, seen = {}, {_identity(path)}
+        return [InputFile(path.name, path)]
+    files = []
+    seen = {_identity(path)}
 
-    def leave_out_unreadable(error):
+    def leave_out_unreadable(error: OSError) -> None:
         notes.leave_out(f"cannot be read ({error.strerror})", str(error.filename))
 
-    for folder, folders, files in os.walk(path, onerror=leave_out_unreadable, followlinks=True):
-        names = sorted([*folders, *files])
-        folders.clear()
+    walk = os.walk(path, onerror=leave_out_unreadable, followlinks=True)
+    for folder, folder_names, file_names in walk:
+        names = sorted([*folder_names, *file_names])
+        folder_names.clear()  # os.walk goes on with those that are put back
         for name in names:
             file = Path(folder, name)
             if name.startswith("."):
@@ -119,26 +135,26 @@ def find_files(path: Path, notes: Notes) -> list:
             if identity in seen:
                 notes.leave_out("links to what is read already", str(file))
             elif file.is_dir():
-                folders.append(name)
+                folder_names.append(name)
             elif file.is_file():
-                found[file.relative_to(path).as_posix()] = file
+                files.append(InputFile(file.relative_to(path).as_posix(), file))
             else:
                 notes.leave_out("neither file nor folder", str(file))
             seen.add(identity)
-    return sorted(found.items())
+    return sorted(files)
 
 
-def _identity(path):
+def _identity(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
+# --- texts ------------------------------------------------------------------------------------
 
 
 def read_text(file: Path) -> str:
-    """The text of a file, as `decode_text` gives it. ValueError, one line, where it cannot be
-    read."""
+    """The text of a file, as `decode_text` gives it. Raises ValueError, one line, where it cannot
+    be read."""
     try:
         raw = file.read_bytes()
     except OSError as e:
@@ -147,29 +163,28 @@ def read_text(file: Path) -> str:
 
 
 def read_document(file: Path) -> str:
-    """`read_text` of a file that is one text by its name too: no records, no table."""
-    if other := OTHER_SUFFIXES.get(file.suffix.lower()):
-        raise NotText(file, *other)
+    """`read_text` of a file that by its name is one text too: no records, no table."""
+    suffix = file.suffix.lower()
+    if suffix in OTHER_SUFFIXES:
+        raise NotText(file, *OTHER_SUFFIXES[suffix])
     return read_text(file)
 
 
-def decode_text(raw: bytes, where) -> str:
+def decode_text(raw: bytes, where: Path | str) -> str:
     r"""Text in UTF-8 without a byte order mark, with every end of a line (\r\n, \r) as \n. `where`:
-    for messages.
+    the file's name, for messages.
 
-    ValueError, one line, where it is no such text: of another encoding, binary, compressed."""
+    Raises ValueError, one line, for other bytes: of another encoding, binary, compressed."""
     if raw.startswith(LFS_POINTER):
-        raise NotText(
-            where, "a pointer of Git LFS to the file", "fetch the file itself (git lfs pull)"
-        )
-    if (zero := raw.find(b"\0")) >= 0:
-        raise NotText(where, "binary, no text", f"byte {zero} is 0; unpack or convert it first")
+        fetch = "fetch the file itself (git lfs pull)"
+        raise NotText(where, "a pointer of Git LFS to the file", fetch)
+    zero = raw.find(b"\0")
+    if zero >= 0:
+        raise NotText(where, "binary, no text", f"byte {zero} is 0; {UNPACK}")
     try:
         text = raw.decode("utf-8-sig")  # -sig: without a byte order mark
     except UnicodeDecodeError as e:
-        raise NotText(
-            where, "not UTF-8 text", f"byte {e.start} is not; unpack or convert it first"
-        ) from None
+        raise NotText(where, "not UTF-8 text", f"byte {e.start} is not; {UNPACK}") from None
     return unify_line_ends(text)
 
 
@@ -178,68 +193,75 @@ def unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --- records ----------------------------------------------------------------------------------
 
 
-def records(file: Path, notes: Notes, key: str | None = None):
+def records(file: Path, notes: Notes, key: str | None = None) -> Iterator[tuple[int, Any]]:
     """Yield (number from 1, record) of a file: the lines of a .jsonl or .ndjson but blank ones, the
     elements of the array in a .json, or the rows of a .parquet (only the column `key` if there is
     one).
 
-    ValueError if the file cannot be read. A line that cannot is for `notes.leave_out_bad`."""
+    Raises ValueError if the file cannot be read. A line that cannot is for
+    `notes.leave_out_bad`."""
     kind = file.suffix.lower()
     if kind in LINES:
-        with open(file, "rb") as f:
-            for number, line in enumerate(f, 1):
-                where = place(file, number)
-                try:
-                    text = decode_text(line, where).strip()
-                    record = text and _parse(text, where, "one object a line is needed")
-                except ValueError as e:
-                    notes.leave_out_bad(e)
-                    continue
-                if text:
-                    yield number, record
+        yield from _read_lines(file, notes)
     elif kind == ".json":
         hint = "one array is needed; name it .jsonl if it has an object a line"
-        found = _parse(read_text(file), file, hint)
-        if not isinstance(found, list):
+        array = _parse(read_text(file), file, hint)
+        if not isinstance(array, list):
             hint = "write [ … ], or one object a line into a .jsonl file"
             raise NotText(file, "no array of records", hint)
-        yield from enumerate(found, 1)
+        yield from enumerate(array, 1)
     else:
         yield from enumerate(_read_rows(file, key), 1)
 
 
 def place(file: Path, number: int) -> str:
-    """Where the record `number` of a file is, for a message."""
+    """The place of the record `number` of a file, for a message."""
     unit = "line" if file.suffix.lower() in LINES else "record"
     return f"{file}, {unit} {number}"
 
 
-def _parse(text, where, needed):
+def _parse(text: str, where: Path | str, needed: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
         raise NotText(where, f"not JSON ({e})", needed) from None
 
 
-def _read_rows(file, key):
+def _read_lines(file: Path, notes: Notes) -> Iterator[tuple[int, Any]]:
+    with open(file, "rb") as f:
+        for number, line in enumerate(f, 1):
+            where = place(file, number)
+            try:
+                text = decode_text(line, where).strip()
+                if not text:
+                    continue
+                record = _parse(text, where, "one object a line is needed")
+            except ValueError as e:
+                notes.leave_out_bad(e)
+                continue
+            yield number, record
+
+
+def _read_rows(file: Path, key: str | None) -> Iterator[dict[str, Any]]:
     from pyarrow import ArrowException, parquet
 
     try:
         table = parquet.ParquetFile(file)
-        for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):
+        columns = [key] if key in table.schema_arrow.names else None
+        for batch in table.iter_batches(columns=columns):
             yield from batch.to_pylist()
     except ArrowException as e:
-        raise ValueError(
-            f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})"
-        ) from None
+        reason = str(e).splitlines()[0]
+        raise ValueError(f"{file} is not a parquet file or damaged ({reason})") from None
 
 
-def hold_out(scores: list, fraction: float) -> np.ndarray:
-    """Which of two documents or more are held out, (documents,) bool: score below fraction; at
-    least one, not all."""
-    val = np.array(scores) < fraction
-    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
-    return val
+def hold_out(scores: list[float], fraction: float) -> np.ndarray:
+    """The documents to hold out, of two or more: those with a score below `fraction`, but at least
+    one and not all; bool (documents,)."""
+    held_out = np.array(scores) < fraction
+    held_out[np.argmin(scores)] = True
+    held_out[np.argmax(scores)] = False
+    return held_out

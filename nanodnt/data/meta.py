@@ -1,58 +1,64 @@
-"""meta.json of a prepared dataset: what is in the folder, and whether it still is what it was."""
+"""meta.json of a prepared dataset: the content of the folder, and whether it is still the same."""
 
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from nanodnt.files import DATA
 
-MAX_CLASSES = 1 << 16  # of images: labels are uint16
-HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
+MAX_CLASSES = 1 << 16  # labels of images are uint16
+HASHED_AT_START = 1 << 30  # largest file in bytes that each start hashes (in about a second)
+
+Meta = dict[str, Any]  # the content of a meta.json
 
 
 def folder_of(name: str) -> Path:
-    """data/<name>, or the prepared folder that `name` is a path of."""
-    return (
-        Path(name)
-        if not (DATA / name).is_dir() and (Path(name) / "meta.json").is_file()
-        else DATA / name
-    )
+    """The folder data/<name>, or the prepared folder that `name` is a path of."""
+    is_ours = (DATA / name).is_dir()
+    if not is_ours and (Path(name) / "meta.json").is_file():
+        return Path(name)
+    return DATA / name
 
 
-def _advise(name):
+def _advise(name: str) -> str:
+    """How to prepare a dataset."""
     if name == "pystdlib_gpt2_4096":
         return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
-    return (
-        f"run `python data/{name}/prepare.py`"
-        if (DATA / name / "prepare.py").exists()
-        else "prepare it again"
-    )
+    if (DATA / name / "prepare.py").exists():
+        return f"run `python data/{name}/prepare.py`"
+    return "prepare it again"
 
 
 def check_not_nanogpt(folder: Path) -> None:
-    """ValueError, which says what to do, where `folder` holds a dataset of nanoGPT: train.bin,
-    val.bin and, unless they are of GPT-2's tokens, meta.pkl. A pickle could run code, so it is
-    never opened."""
+    """ValueError, with advice, where `folder` holds a dataset of nanoGPT.
+
+    That is train.bin, val.bin and, unless they are of GPT-2's tokens, meta.pkl. A pickle could run
+    code, so it is never opened."""
+    if (folder / "meta.json").exists() or (folder / "parts").exists():
+        return
     pickled = (folder / "meta.pkl").is_file()
-    ours = (folder / "meta.json").exists() or (folder / "parts").exists()
-    if ours or not (pickled or (folder / "train.bin").is_file()):
+    if not pickled and not (folder / "train.bin").is_file():
         return
     tokenizer = "chars" if pickled else "gpt2"
     command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer} --name=NAME"
-    what = f"{folder} is not prepared (no meta.json): it has token ids in nanoGPT's form, which are not read"
     raise ValueError(
-        f"dataset {what}: run `{command}`, where TEXT is the text that they were made of (input.txt)"
+        f"dataset {folder} is not prepared (no meta.json): it has token ids in nanoGPT's form, "
+        f"which are not read: run `{command}`, where TEXT is the text that they were made of "
+        "(input.txt)"
     )
 
 
-def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
-    """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
+def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> Meta:
+    """Read and check data/<name>/meta.json (`name` may also be the path of a prepared folder).
 
     Kind, sizes, dtype and vocabulary or classes are always checked; with `verify` also the sha256
-    of files of at most max_hashed_bytes. ValueError, one line, says what is wrong and what to
+    of files of at most max_hashed_bytes. Raises ValueError, one line, with the problem and what to
     do."""
-    folder, advice = folder_of(name), _advise(name)
+    folder = folder_of(name)
+    advice = _advise(name)
     path = folder / "meta.json"
     if not path.is_file():
         check_not_nanogpt(folder)
@@ -63,114 +69,157 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
         )
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        list_files = DATASET_KINDS[meta.get("kind", "text")]
-        named = [
-            entry for split in ("train", "val") for entry in list_files(meta, meta["splits"][split])
-        ]
-        files = [
-            (folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in named
-        ]
+        files = _list_files(meta)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        problem = (str(e) if type(e) is ValueError else f"{type(e).__name__}: {e}").replace(
-            "\n", " "
-        )
+        problem = str(e) if type(e) is ValueError else f"{type(e).__name__}: {e}"
+        problem = problem.replace("\n", " ")
         raise ValueError(
             f"{path} is damaged, or of a newer version ({problem}): {advice}"
         ) from None
-    for file, expected, digest in files:
-        size = file.stat().st_size if file.is_file() else None
-        if size != expected:
-            problem = (
-                "is missing"
-                if size is None
-                else f"has {size} bytes where meta.json says {expected}"
-            )
-            raise ValueError(f"{file} {problem}: {advice}")
-        if verify and size <= max_hashed_bytes and sha256(file) != digest:
-            raise ValueError(
-                f"{file} does not match the sha256 in meta.json (damaged or replaced): {advice}"
-            )
+    for part in files:
+        file = folder / part.name
+        damage = _find_damage(file, part, max_hashed_bytes if verify else -1)
+        if damage:
+            raise ValueError(f"{file} {damage}: {advice}")
     return meta
 
 
-def _text_files(meta, part):
+def _find_damage(path: Path, part: "File", max_hashed_bytes: float) -> str:
+    """How a file differs from its entry in meta.json; empty if it does not."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != part.size:
+        return f"has {size} bytes where meta.json says {part.size}"
+    if size <= max_hashed_bytes and sha256(path) != part.sha256:
+        return "does not match the sha256 in meta.json (damaged or replaced)"
+    return ""
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+# --- the files of a split ---------------------------------------------------------------------
+
+
+class File(NamedTuple):
+    """A file of a dataset, as meta.json describes it."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+def _list_files(meta: Meta) -> list[File]:
+    """The files of both splits. Raises an error where meta.json does not fit together."""
+    kind = KINDS[meta.get("kind", "text")]
+    files = []
+    for split in ("train", "val"):
+        files += kind.files(meta, meta["splits"][split])
+    return files
+
+
+def _file(entry: dict[str, Any], size: int) -> File:
+    return File(Path(entry["file"]).name, size, str(entry["sha256"]))
+
+
+def _text_files(meta: Meta, split: dict[str, Any]) -> list[File]:
     from nanodnt.data.tokenizer import check_tokenizer
 
-    size, ids = _read_int(meta, "vocab_size"), [_read_int(part, "max_id")]
+    vocab_size = _read_int(meta, "vocab_size")
+    largest = _read_int(split, "max_id")
     if meta["eot"] is not None:
-        ids.append(_read_int(meta, "eot"))
-    if max(ids) >= size:
-        raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {size}")
+        largest = max(largest, _read_int(meta, "eot"))
+    if largest >= vocab_size:
+        raise ValueError(f"token id {largest} is beyond the vocabulary of {vocab_size}")
     check_tokenizer(meta, "its tokenizer")
-    return [(part, _read_int(part, "tokens") * {"uint16": 2, "uint32": 4}[meta["dtype"]])]
+    itemsize = {"uint16": 2, "uint32": 4}[meta["dtype"]]
+    return [_file(split, _read_int(split, "tokens") * itemsize)]
 
 
-def _example_files(meta, part):
-    _read_int(meta, "eot"), _read_int(part, "examples")
+def _example_files(meta: Meta, split: dict[str, Any]) -> list[File]:
+    _read_int(meta, "eot")
+    _read_int(split, "examples")
     check_template(meta.get("template"))
-    return [*_text_files(meta, part), (part["marks"], part["tokens"])]
+    return [*_text_files(meta, split), _file(split["marks"], split["tokens"])]
 
 
-def _image_files(meta, part):
-    side, channels, classes, n = (
-        meta["image_size"],
-        meta["channels"],
-        meta["classes"],
-        part["images"],
-    )
-    right = {
+def _image_files(meta: Meta, split: dict[str, Any]) -> list[File]:
+    side = meta["image_size"]
+    channels = meta["channels"]
+    n_images = split["images"]
+    is_right = {
         "image_size": side is None or side > 0,
         "channels": channels in (1, 3),
-        "classes": 2 <= len(classes) <= MAX_CLASSES,
+        "classes": 2 <= len(meta["classes"]) <= MAX_CLASSES,
         "mean": len(meta["mean"]) == channels and all(map(math.isfinite, meta["mean"])),
         "std": len(meta["std"]) == channels and all(0 < value < math.inf for value in meta["std"]),
-        "images": n > 0,
+        "images": n_images > 0,
     }
-    for name in right:
-        if not right[name]:
-            raise ValueError(
-                f"{name} is {str((part | meta)[name])[:80]}, which no dataset of images has"
-            )
+    for name in is_right:
+        if not is_right[name]:
+            value = str((split | meta)[name])[:80]
+            raise ValueError(f"{name} is {value}, which no dataset of images has")
     return [
-        (part, _read_int(part, "bytes")),
-        (part["offsets"], 8 * (n + 1)),
-        (part["labels"], 2 * n),
+        _file(split, _read_int(split, "bytes")),
+        _file(split["offsets"], 8 * (n_images + 1)),
+        _file(split["labels"], 2 * n_images),
     ]
 
 
-# What a split's files are: f(meta, the split's entry) → [(entry with file and sha256, bytes)]. It
-# raises an error where meta.json does not fit together. A meta.json that names no kind is of a
-# text.
-DATASET_KINDS = {"text": _text_files, "examples": _example_files, "images": _image_files}
+class Kind(NamedTuple):
+    """A kind of dataset."""
+
+    reads: str  # input of its network: "text" or "images"
+    files: Callable[[Meta, dict[str, Any]], list[File]]  # f(meta, entry of a split) → its files
+    endings: tuple[str, ...]  # endings of a split's files beside SPLIT.bin
+    flags: tuple[str, ...]  # flags of training for this input only
 
 
-def check_template(found) -> None:
+TEXT_FLAGS = ("doc_mask", "loss_chunks", "sample_interval", "sample_start")
+IMAGE_FLAGS = (
+    "label_smoothing",
+    "crop_area",
+    "crop_padding",
+    "flip",
+    "rand_augment",
+    "mixup",
+    "cutmix",
+)
+# A meta.json without a kind is of a text.
+KINDS = {
+    "text": Kind("text", _text_files, (), TEXT_FLAGS),
+    "examples": Kind("text", _example_files, (".marks",), TEXT_FLAGS),
+    "images": Kind("images", _image_files, ("_offsets.bin", "_labels.bin"), IMAGE_FLAGS),
+}
+
+
+def check_template(template: Any) -> None:
     """ValueError unless a meta's template is None, or has the two texts of
     interop/conversations/template.py."""
-    if found is None:
+    if template is None:
         return
     try:
-        system, turn = found["system"], found["turn"]
-        right = (
+        system = template["system"]
+        turn = template["turn"]
+        is_right = (
             system.count("{system}") == bool(system)
             and turn.count("{prompt}") == 1
             and turn.endswith("{response}")
         )
     except (TypeError, KeyError, AttributeError):
-        right = False
-    if not right:
+        is_right = False
+    if not is_right:
         raise ValueError(
-            f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again"
+            f"the template {str(template)[:60]!r} of this dataset or checkpoint is damaged: "
+            "prepare it again"
         )
 
 
-def _read_int(values, key):
+def _read_int(values: dict[str, Any], key: str) -> int:
     if type(values[key]) is not int:
         raise ValueError(f"{key} is {values[key]!r}, not a whole number")
     return values[key]
-
-
-def sha256(path) -> str:
-    """Hex digest of a file."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()

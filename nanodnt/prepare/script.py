@@ -1,5 +1,5 @@
-"""What all scripts data/*/prepare.py share: flags, errors, held-out documents, and how files become
-a dataset.
+"""Shared by all scripts data/*/prepare.py: flags, errors, held-out documents, and the step from
+files to a dataset.
 
 A prepared dataset is a folder with the files of its splits and meta.json, which describes them and
 is written last: a folder without it is not prepared. nanodnt/data reads them.
@@ -8,58 +8,57 @@ is written last: a folder without it is not prepared. nanodnt/data reads them.
 import argparse
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import shlex
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any
 
 from configurator import ConfigError, read_path
 from layers.cores import own_cores
+from nanodnt.data.meta import KINDS, Meta
 from nanodnt.files import DATA, make_folder, write_file
 from nanodnt.script import command, run  # noqa: F401  # the scripts use these from here
 
-# what a split of examples or images has beside SPLIT.bin
-BESIDE = (".marks", "_offsets.bin", "_labels.bin")
+# Files that `build` of a kind of dataset writes to parts/. A download may lie there too.
+WRITTEN = ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*")
 
 
 def parser(
-    doc: str, name: str | None = None, revision: str | None = None, workers=True
+    doc: str, name: str | None = None, revision: str | None = None, workers: bool = True
 ) -> argparse.ArgumentParser:
-    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/; None: the
-    user gives a --name. Datasets of the Hugging Face Hub have a `revision`, the commit to download,
-    and texts of it `workers`."""
-    shape, prog = argparse.RawDescriptionHelpFormatter, name and f"python data/{name}/prepare.py"
+    """The flags of a prepare script.
+
+    `doc`: its --help. `name`: its folder in data/; None: the user gives a --name. `revision`: for a
+    dataset of the Hugging Face Hub, the commit to download. `workers`: whether such a dataset is a
+    text, which several processes can tokenise."""
     flags = argparse.ArgumentParser(
-        prog, description=doc, formatter_class=shape, allow_abbrev=False
+        prog=name and f"python data/{name}/prepare.py",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    flags.register("type", Path, path_flag)  # what type=Path means
+    flags.register("type", Path, path_flag)  # a flag with type=Path is read by path_flag
     where = f"folder to write to (default: data/{name or 'NAME'})"
     flags.add_argument("--out_dir", type=Path, default=name and DATA / name, help=where)
     if name is None:
-        flags.add_argument(
-            "--name", required=True, help="of the dataset: train with --dataset=NAME"
-        )
+        text = "name of the dataset: train with --dataset=NAME"
+        flags.add_argument("--name", required=True, help=text)
     if revision and workers:
-        flags.add_argument(
-            "--workers",
-            type=int,
-            default=own_cores(),
-            help="tokenising processes (default: all cores)",
-        )
+        text = "tokenising processes (default: all cores)"
+        flags.add_argument("--workers", type=int, default=own_cores(), help=text)
     if revision:
-        flags.add_argument(
-            "--revision",
-            default=revision,
-            help="commit or branch of the source (default: %(default)s)",
-        )
+        text = "commit or branch of the source (default: %(default)s)"
+        flags.add_argument("--revision", default=revision, help=text)
     return flags
 
 
 def path_flag(text: str) -> Path:
-    """The value of a flag that is a path. ArgumentTypeError for an empty one, which Path takes for
-    the current folder, and for a home folder that is not there."""
+    """The value of a flag that is a path. Raises ArgumentTypeError for an empty one, which Path
+    takes for the current folder, and for a home folder that is not there."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: name a file or folder")
     try:
@@ -69,15 +68,15 @@ def path_flag(text: str) -> Path:
 
 
 def score(name: str) -> float:
-    """A pseudorandom number in [0, 1) that depends only on a name: small ones are held out for
-    validation."""
-    return (
-        int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big")
-        / 2**48
-    )
+    """A pseudorandom number in [0, 1) that depends only on a name. Documents with small ones are
+    held out for validation."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def in_order(pool, function, jobs, ahead: int):
+def in_order(
+    pool: Executor, function: Callable, jobs: Iterable[tuple[Any, ...]], ahead: int
+) -> Iterator[Any]:
     """Yield function(*job) for each of `jobs`, in their order. At most `ahead` jobs wait: they take
     memory."""
     waiting = deque()
@@ -94,53 +93,62 @@ def in_order(pool, function, jobs, ahead: int):
 
 
 @contextlib.contextmanager
-def staging(out_dir: Path):
+def staging(out_dir: Path) -> Iterator[Path]:
     """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where
-    the block fails; what a kill leaves there is overwritten by the next run."""
+    the block fails. A kill may leave files there, which the next run overwrites."""
     make_folder(out_dir, "--out_dir")
     parts = out_dir / "parts"
     parts.mkdir(exist_ok=True)
     try:
         yield parts
     finally:
-        _clear(parts)
+        for pattern in WRITTEN:
+            for path in parts.glob(pattern):
+                path.unlink()
         for folder in (parts, out_dir):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
 
 def publish(
-    parts: Path, out_dir: Path, meta: dict, unit: str, about: str, next_command: str
+    parts: Path, out_dir: Path, meta: Meta, unit: str, about: str, next_command: str
 ) -> None:
-    """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`. Print how
-    many of `unit` each split has, more `about` it, its bytes, and what to type next: `next_command`
-    with its --dataset."""
-    entries = [entry for part in meta["splits"].values() for entry in (part, *part.values())]
-    files = [entry["file"] for entry in entries if isinstance(entry, dict)]
+    """Move the files in `parts` that `meta` names, and `meta`, to the dataset in `out_dir`.
+
+    Prints the number of `unit` in each split, the text `about`, the bytes, and `next_command` with
+    its --dataset."""
+    files = _list_files(meta)
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
-    # from here until the last file the folder is "not prepared"
+    # From here until the last file is moved, the folder is "not prepared".
     (out_dir / "meta.json").unlink(missing_ok=True)
-    for split, end in itertools.product(meta["splits"], BESIDE):
-        (out_dir / f"{split}{end}").unlink(missing_ok=True)  # of examples or images that were here
+    for split in meta["splits"]:
+        for kind in KINDS.values():
+            for ending in kind.endings:  # files of the dataset that was here before
+                (out_dir / f"{split}{ending}").unlink(missing_ok=True)
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
-    counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
+    counts = ", ".join(f"{split} {entry[unit]:,} {unit}" for split, entry in meta["splits"].items())
     size = sum((out_dir / file).stat().st_size for file in files)
-    name = out_dir.name if out_dir.resolve().parent == DATA else shlex.quote(str(out_dir.resolve()))
-    print(
-        f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {next_command} --dataset={name}"
-    )
+    name = out_dir.name
+    if out_dir.resolve().parent != DATA:
+        name = shlex.quote(str(out_dir.resolve()))
+    print(f"{meta['dataset']}: {counts}; {about}")
+    print(f"{size:,} bytes in {out_dir}")
+    print(f"next: {next_command} --dataset={name}")
 
 
-def write(path: Path, raw: bytes) -> dict:
-    """Make `raw` the file `path`, which is complete or not there; returns the file's entry in
+def _list_files(meta: Meta) -> list[str]:
+    """The names of the files of all splits: each SPLIT.bin, and those with an entry beside it."""
+    files = []
+    for split in meta["splits"].values():
+        for entry in (split, *split.values()):
+            if isinstance(entry, dict):
+                files.append(entry["file"])
+    return files
+
+
+def write(path: Path, raw: bytes) -> dict[str, str]:
+    """Make `raw` the file `path`, which is complete or not there. Returns the file's entry in
     meta.json."""
     write_file(path, lambda f: f.write(raw))
     return {"file": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
-
-
-def _clear(parts):
-    """Remove what `build` writes to `parts`, but nothing else: a download may be there."""
-    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*"):
-        for path in parts.glob(pattern):
-            path.unlink()
