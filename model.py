@@ -912,9 +912,11 @@ class GPT(Transformer):
         return 6 * (self.active_matrices() + head) + self.attention_flops()
 
 
-# `python model.py CONFIG` is short for `python -m nanodnt.plan CONFIG`: it describes the network.
+# `python model.py CONFIG` is an alias of `python -m nanodnt.plan CONFIG`, which prints the network.
+# The process becomes that command, with the same import path: it may be called in another folder.
 if __name__ == "__main__":
-    import subprocess
+    import os
     import sys
 
-    sys.exit(subprocess.call([sys.executable, "-m", "nanodnt.plan", *sys.argv[1:]]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "nanodnt.plan", *sys.argv[1:]])
