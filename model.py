@@ -284,8 +284,8 @@ def pre_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
         const = None
     return norm_slot(
         config,
-        n_gain,
-        branch,
+        branch=branch,
+        n_gain=n_gain,
         role="gain_in",
         init=pre_gain_init(config, layer, branch),
         const=const,
@@ -311,9 +311,9 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
         role = "scalar"
     return make_slot(
         config.gain_param,
-        norm,
-        n_gain,
-        role,
+        norm=norm,
+        n_gain=n_gain,
+        role=role,
         init=branch_scale_init(config),
         n_bias=n_bias,
         const=multiplier(config, "branch", lns_factor(config, layer, branch, "branch")),
@@ -494,13 +494,13 @@ def projection(
     `n_expert`: number of experts in a stack of matrices; 0: a single matrix. `n_shared`: number of
     shared experts, which are one FFN that is as many times as wide.
     """
-    n_in, n_out, role = matrix_size(config, part, n_shared)
-    pre, out = matrix_slots(config, layer, part, n_out)
+    size = matrix_size(config, part, n_shared)
+    pre, out = matrix_slots(config, layer, part, size.n_out)
     matrix = SigmaReparam if config.sigma_reparam else Linear
     return matrix(
-        n_in,
-        n_out,
-        role,
+        size.n_in,
+        size.n_out,
+        size.role,
         config.bias,
         layer=layer,
         part=part,
@@ -546,8 +546,8 @@ class Attention(nn.Module):
         cache: Any = None,
         mask: Any = None,
     ) -> Tensor:
-        """`in_scale`: the scale that the pre slot leaves to q, k and v. `cache`: this block's, with
-        a method extend(k, v). `mask`: see `attend`."""
+        """`in_scale`: the pre slot's factor for the weights of q, k and v. `cache`: the KVCache of
+        this block. `mask`: see `attend`."""
         B, T, _ = u.shape
         q, k, v = self.project(u, in_scale, rope)
         q = q.view(B, T, -1, self.head_dim)  # (B, T, n_head, head_dim)
@@ -603,8 +603,8 @@ class MLP(nn.Module):
     def forward(
         self, u: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
     ) -> Tensor:
-        """`in_scale`: the scale that the pre slot leaves to gate and up. `product`: for a stack of
-        experts, the function that sends each row to its expert."""
+        """`in_scale`: the pre slot's factor for the weights of gate and up. `product`: for a stack
+        of experts, the function that multiplies each row by the matrix of its expert."""
         if self.fits_kernel(u, product):
             from layers.ffn import ffn
 
@@ -658,7 +658,7 @@ class Residual(nn.Module):
         """`args`: further arguments of f."""
         dtype = self.runtime.stream_dtype
         u = self.pre(x)
-        in_scale = self.pre.factor_for_weight()  # left to the first matrices of f
+        in_scale = self.pre.factor_for_weight()  # deferred to the first matrices of f
         skip = self.skip(x)
         y = self.mid(self.f(u, in_scale, *args))
         x = self.post(add(skip, self.dropout(y), dtype))
