@@ -185,6 +185,7 @@ class StepMemory:
     def __init__(
         self, model: Transformer, optimizer: Optimizer, config: TrainConfig, checkpointing: bool
     ):
+        self.checkpointing = checkpointing
         self.trace = cache(partial(trace, model, optimizer, config.grad_clip, checkpointing))
         # inputs and targets are on the device from the step's start
         self.row_bytes = total_bytes(model.example(1))
