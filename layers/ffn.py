@@ -25,9 +25,9 @@ def ffn(up: Linear, down: Linear, u: Tensor, in_scale: Tensor | None) -> Tensor:
     those before `up`."""
     dtype = up.runtime.compute_dtype
     weight = up.effective_weight()
-    scales = up.factors(in_scale)
+    scales = up.scales(in_scale)
     if any(scale is not None for scale in scales):
-        weight, _ = recomputed(scale_weight, weight, dtype, weight, None, dtype, *scales)
+        weight, _ = recomputed(scale_weight, weight, dtype, weight, None, scales, dtype)
     x = u.to(dtype).flatten(0, -2).contiguous()
     return FFN.apply(x, weight, down.effective_weight()).view(u.shape)
 

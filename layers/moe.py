@@ -16,7 +16,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from layers.linear import Draws, Linear, linear
+from layers.draws import Draws
+from layers.linear import Linear, linear
 from layers.ops import forbid_second_derivative, namespace_of, store_once, upcast
 from layers.slot import Slot
 
@@ -213,7 +214,7 @@ class Router(Linear):
 
     def logits(self, u: Tensor, in_scale: Tensor | None = None) -> Tensor:
         """u (B, T, C) → (B, T, E), fp32 at least, also in a model that is cast to bf16."""
-        return linear(self.pre(u), upcast(self.weight), None, None, *self.factors(in_scale))
+        return linear(self.pre(u), upcast(self.weight), scales=self.scales(in_scale))
 
     def scores(self, logits: Tensor) -> Tensor:
         if self.score == "softmax":
