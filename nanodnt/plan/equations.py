@@ -163,9 +163,8 @@ def describe_blocks(config: GPTConfig, blocks: Iterable[nn.Module]) -> list[str]
     constants listed."""
     lines = []
     first = 1
-    for _, group in groupby(
-        (block_equations(config, block) for block in blocks), without_constants
-    ):
+    equations = [block_equations(config, block) for block in blocks]
+    for _, group in groupby(equations, key=without_constants):
         versions = list(group)  # the lines of each block
         last = first + len(versions) - 1
         title = f"block {first}:" if first == last else f"blocks {first} to {last}:"
