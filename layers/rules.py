@@ -73,7 +73,7 @@ def assignments(config: Any, names: list[str]) -> str:
 
 
 def changed(config: Any, *names: str) -> str:
-    """`assignments` of those of these fields that do not have their default value."""
+    """`assignments` of the fields, among these names, that do not have their default value."""
     defaults = {field.name: field.default for field in fields(config)}
     return assignments(config, [name for name in names if getattr(config, name) != defaults[name]])
 
@@ -242,7 +242,7 @@ def check_dyt(config: Any) -> None:
 
 
 def check_double_norms(config: Any) -> None:
-    """Norms that leave another flag without an effect."""
+    """Norms that leave another flag without effect."""
     if config.embed_scale and config.input_norm and config.norm != "dyt":
         refuse(
             "embed_scale has no effect under input_norm, which divides it out again: "
@@ -277,7 +277,8 @@ def check_lns(config: Any) -> None:
 
 
 def check_stream_scales(config: Any) -> None:
-    """DeepNorm and Admin, which scale the residual stream, and what has no rule for the depth."""
+    """DeepNorm and Admin, which scale the residual stream, and layouts without a rule for the
+    depth."""
     wrong = changed(config, "deepnorm", "admin")
     if config.post_norm != "both" and wrong:
         refuse(

@@ -1,5 +1,4 @@
-"""The network as equations, in text. Everything is read from the model that was built, nothing from
-its flags."""
+"""The network as equations, in text, read from the modules that were built."""
 
 import re
 from collections.abc import Iterable, Iterator
