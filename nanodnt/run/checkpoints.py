@@ -46,6 +46,12 @@ class RunState:
     rows: int = 0  # training rows that steps have read, or that a roll-back has skipped
     rollbacks: int = 0  # roll-backs made
 
+    def advance(self, rows: int, tokens: int) -> None:
+        """Count an optimizer step that has read `rows` training rows with so many `tokens`."""
+        self.step += 1
+        self.rows += rows
+        self.tokens += tokens
+
 
 def is_metrics_row(value) -> bool:
     """Whether it is a row of metrics.jsonl: only the fields that this project reads back are
