@@ -30,7 +30,7 @@ from nanodnt.engine import (
 )
 from nanodnt.guard import RollBack, find_failure, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
-from nanodnt.run.checkpoints import RunState, Saver, fingerprint
+from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Split, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -43,7 +43,6 @@ from nanodnt.run.metrics import (
     progress_line,
     validation_line,
 )
-from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
 from nanodnt.start import (
     compile_if_worthwhile,

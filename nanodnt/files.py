@@ -5,17 +5,22 @@ import errno
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 DATA = Path(__file__).resolve().parents[1] / "data"  # the prepared datasets
 
+# {module: package} of requirements-extra.txt
+EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
 
-def write_file(path: Path, write) -> None:
-    """`path` is the old file or the complete new one, which `write(f)` writes. ValueError if it
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file with `write(f)`. Until it is complete, `path` is the old file. ValueError if it
     fails twice."""
 
-    def write_and_rename(tmp):
+    def write_and_rename(tmp: Path) -> None:
         with open(tmp, "wb") as f:
             write(f)
             f.flush()
@@ -26,10 +31,10 @@ def write_file(path: Path, write) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Make `target` a hard link of `source`, or a copy where there are none. ValueError if it fails
-    twice."""
+    """Make `target` a hard link of `source`, or a copy on a file system without links. ValueError
+    if it fails twice."""
 
-    def link_and_rename(tmp):
+    def link_and_rename(tmp: Path) -> None:
         try:
             os.link(source, tmp)
         except OSError:
@@ -39,30 +44,31 @@ def link_file(source: Path, target: Path) -> None:
     replace_file(target, link_and_rename)
 
 
-def replace_file(path: Path, change) -> None:
+def replace_file(path: Path, change: Callable[[Path], None]) -> None:
     """Call `change(tmp)`, which creates the file `tmp` and renames it to `path`, then sync the
     folder. Each is retried once; if it fails again, `path` is unchanged, `tmp` is removed, and
     ValueError is raised."""
     tmp = path.with_name(path.name + ".tmp")
 
-    def begin_anew():
+    def start_over() -> None:
         tmp.unlink(missing_ok=True)
         change(tmp)
 
     try:
-        retry_once(path, begin_anew)
+        retry_once(path, start_over)
     finally:
         with suppress(OSError):
             tmp.unlink(missing_ok=True)
     retry_once(path, lambda: sync_folder(path.parent))
 
 
-def retry_once(path: Path, action) -> None:
+def retry_once(path: Path, action: Callable[[], object]) -> None:
     """Call `action()`, a second time if it fails. ValueError, which names `path`, if that fails
     too."""
     for attempt in (1, 2):
         try:
-            return action()
+            action()
+            return
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
             if attempt == 2:
                 raise ValueError(
@@ -71,39 +77,37 @@ def retry_once(path: Path, action) -> None:
             time.sleep(1)
 
 
-# of requirements-extra.txt: module, package
-EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}
-
-
 def missing_package(module: str) -> str:
-    """What to say where `module` cannot be imported because its package is not installed, or
-    interop/ was removed."""
+    """The error message for an import of `module` that fails because its package is not installed,
+    or because interop/ was deleted."""
     if module == "interop":
-        return "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
-    package = EXTRA.get(module, module)
+        return (
+            "this needs the folder interop/ (Hugging Face, evaluation, conversations), "
+            "which is not here"
+        )
     if module in EXTRA:
+        package = EXTRA[module]
         return f"the package {package} is missing: make install-extra, or pip install {package}"
-    return f"the package {package} is missing: make install, or pip install -r requirements.txt"
+    return f"the package {module} is missing: make install, or pip install -r requirements.txt"
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """ValueError, which names what is in the way and the `flag` to change, unless files can be
-    written to `folder`, or where it is not there yet, to the nearest folder above it. Nothing is
-    made. The target of a link must be there: it may be on a disk that is not mounted."""
-    place = folder.absolute()
-    while not os.path.lexists(place):
-        place = place.parent
-    writable = os.access(
-        place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
-    )
-    if not (writable and place.is_dir()):
+    """Raise ValueError, with the `flag` to change, unless files can be written to `folder`, or to
+    the nearest folder above it if it does not exist. Nothing is made. The target of a link must
+    exist: it may be on a disk that is not mounted."""
+    nearest = folder.absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    effective = os.access in os.supports_effective_ids
+    is_writable = os.access(nearest, os.W_OK | os.X_OK, effective_ids=effective)
+    if not (is_writable and nearest.is_dir()):
         raise ValueError(
-            f"cannot write to {folder} ({place} is no folder to write to): choose another {flag}"
+            f"cannot write to {folder} ({nearest} is no folder to write to): choose another {flag}"
         )
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make `folder`, and those above it, if it is not there. ValueError as in `check_folder`."""
+    """Make `folder`, and the folders above it. ValueError as in `check_folder`."""
     check_folder(folder, flag)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,13 +118,14 @@ def make_folder(folder: Path, flag: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's message, or else the name of its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's message, or the name of its class if that is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def make_printable(text: str) -> str:
-    """`text` with "?" for line breaks, other control characters, and bytes of a file's name that
-    are no text."""
+    """`text` with "?" for line breaks, other control characters, and bytes of a file name that are
+    no text."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,22 +1,23 @@
-"""How a script starts and ends that imports no torch: data/*/prepare.py, python -m nanodnt.data."""
+"""How a script without torch starts and ends: data/*/prepare.py, python -m nanodnt.data."""
 
 import sys
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 
 from configurator import discard_output, flush_output, prepare_streams
 from nanodnt.files import missing_package
 
 
-def command(main):
-    """A decorator: `main` is run where its file is the script that was started."""
+def command(main: Callable[[], None]) -> Callable[[], None]:
+    """A decorator: run `main` if its file is the script that was started."""
     if main.__module__ == "__main__":
         run(main)
     return main
 
 
-def run(main):
+def run(main: Callable[[], None]) -> None:
     """Call `main()`. An error that the user can do something about ends with one line on stderr and
-    exit code 1, and Ctrl-C with 130."""
+    exit code 1, Ctrl-C with exit code 130."""
     prepare_streams()
     code = None
     try:
@@ -29,11 +30,14 @@ def run(main):
     except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
         code = discard_output()
     except BrokenProcessPool:
-        code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
+        code = "error: a worker was killed (out of memory?): "
+        code += "run the same command again with fewer --workers"
     except ImportError as e:
-        code = f"error: {missing_package((e.name or '').split('.')[0])}"
+        module = (e.name or "").split(".")[0]
+        code = f"error: {missing_package(module)}"
     except (ValueError, OSError) as e:
-        code = f"error: {' '.join(str(e).split())}"
+        line = " ".join(str(e).split())
+        code = f"error: {line}"
     flushed = flush_output()
     if code or flushed:
         sys.exit(code or flushed)

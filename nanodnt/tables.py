@@ -1,11 +1,14 @@
 """Aligned tables for the console."""
 
 
-def table(rows: list) -> list:
-    """Rows of strings → aligned lines; the first column is left-aligned, the others
-    right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
+def table(rows: list[list[str]]) -> list[str]:
+    """Lines of aligned columns: the first is left-aligned, the others are right-aligned."""
+    columns = zip(*rows, strict=True)
+    widths = [max(len(cell) for cell in column) for column in columns]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        for cell, width in zip(others, widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines

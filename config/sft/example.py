@@ -3,7 +3,7 @@
     python data/sft/make_example.py
     python data/sft/prepare.py --input=data/sft/example.jsonl --tokenizer=bytes --name=sft_example
     python train.py config/sft/example.py
-    python sample.py --out_dir=out/sft_example --chat
+    python chat.py --out_dir=out/sft_example
 
 The network is that of the run it starts from, its block_size too.
 """

@@ -1,11 +1,13 @@
 """A conversation with a model: each line of standard input is a prompt, and its answer follows."""
 
 import sys
+from typing import Any
 
 import torch
 
 from interop.conversations.template import (
     TEMPLATES,
+    Template,
     encode_conversation,
     named_template,
     template_of,
@@ -15,38 +17,56 @@ from nanodnt.generate import find_unused, generate
 from nanodnt.weights import Trained
 
 
-def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how: dict) -> None:
-    """Answer the lines of standard input until they end, by the template `name`, or else the
-    checkpoint's. `how`: to draw a token. What outgrows block_size is forgotten, as in `generate`.
-    ValueError, one line, where there is no template, or it has no place for `system`."""
-    template = named_template(name) if name else template_of(trained.meta)
-    if template is None:
-        why = f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py)"
-        raise ValueError(f"{why}: give --template={'|'.join(TEMPLATES)}")
-    if trained.tokenizer.eot is None:
-        what = f"the model's tokenizer ({trained.tokenizer.kind}) has no end of text, with which every answer ends"
-        raise ValueError(f"{what}: a chat needs a model that was trained with one")
+def chat_with(
+    trained: Trained, template_name: str, system: str, max_new_tokens: int, **draw_options: Any
+) -> None:
+    """Answer the lines of standard input until they end.
+
+    template_name  a template's name; "" = the checkpoint's template
+    system         a system message before the first prompt; "" = none
+    draw_options   keyword arguments of `sample_token`
+
+    A conversation longer than block_size loses its beginning, as in `generate`. ValueError, one
+    line, if there is no template, or if it has no place for `system`."""
+    model, tokenizer = trained.model, trained.tokenizer
+    template = choose_template(trained, template_name)
     messages = []
     if system:
         messages.append({"role": "system", "content": system})
-        # ValueError where it has no place
-        encode_conversation(trained.tokenizer, template, messages)
-    unused, device = find_unused(trained.model, trained.tokenizer), trained.model.wte.weight.device
+        encode_conversation(tokenizer, template, messages)  # raises if there is no place for it
+    device = model.wte.weight.device
+    unused = find_unused(model, tokenizer)
     for line in sys.stdin.buffer:
         try:
-            text = decode_text(line, "this line").removesuffix("\n")
-            asked = [*messages, {"role": "user", "content": text}]
-            ids, _ = encode_conversation(trained.tokenizer, template, asked)
-        # its answer is an empty line: the nth line of the output stays the nth answer
+            prompt = decode_text(line, "this line").removesuffix("\n")
+            messages_and_prompt = [*messages, {"role": "user", "content": prompt}]
+            ids, _ = encode_conversation(tokenizer, template, messages_and_prompt)
         except ValueError as e:
             print(f"left out: {e}", file=sys.stderr)
-            print(flush=True)
+            print(flush=True)  # an empty answer: line n of the output stays the answer to line n
             continue
         idx = torch.tensor([ids], device=device)
         out = generate(
-            trained.model, idx, max_new_tokens, stop=trained.tokenizer.eot, unused=unused, **how
+            model, idx, max_new_tokens, stop=tokenizer.eot, unused=unused, **draw_options
         )
-        answer = trained.tokenizer.decode(out[0, len(ids) :])
+        answer = tokenizer.decode(out[0, len(ids) :])
         print(answer, flush=True)
-        if answer.strip():  # a blank one is no message
-            messages = [*asked, {"role": "assistant", "content": answer}]
+        if answer.strip():  # a blank answer is no message, so its turn is forgotten
+            messages = [*messages_and_prompt, {"role": "assistant", "content": answer}]
+
+
+def choose_template(trained: Trained, name: str) -> Template:
+    """The template of this name, or the checkpoint's if `name` is empty. ValueError if there is
+    none, or if the tokenizer has no end of text."""
+    template = named_template(name) if name else template_of(trained.meta)
+    if template is None:
+        raise ValueError(
+            f"{trained.source} has no template, since it was not fine-tuned on conversations "
+            f"(data/sft/prepare.py): give --template={'|'.join(TEMPLATES)}"
+        )
+    if trained.tokenizer.eot is None:
+        raise ValueError(
+            f"the model's tokenizer ({trained.tokenizer.kind}) has no end of text, with which "
+            "every answer ends: a chat needs a model that was trained with one"
+        )
+    return template

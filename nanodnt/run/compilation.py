@@ -1,164 +1,229 @@
-"""torch.compile: as one graph or in parts, and everything before the run begins."""
+"""torch.compile, as one graph or in parts. Everything is compiled before the run begins."""
 
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config
+from torch import Tensor, nn
 
 from layers.sharding import local_shard
+from model import GPTConfig, Transformer
 from nanodnt.files import reason_of
+from nanodnt.run.environment import Env
+from nanodnt.run.hardware import Choice
+from nanodnt.settings import TrainConfig
 
-# then torch keeps compiled code of networks that have functions like `Normalise`: their bodies are
-# part of its key
+# Lets torch cache the compiled code of networks that use autograd functions such as `Normalise`:
+# the source of these functions becomes part of the key.
 torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
-WRONG = 0.5  # relative error of a role's gradient beyond which it is no rounding: our choice
-# from so many blocks, auto compiles them one by one: a graph grows with their number; our choice
+# Relative error of a role's gradient above which it is wrong, and not only rounded: our choice
+WRONG = 0.5
+# Number of blocks from which auto compiles them one by one, since a graph grows with them: our
+# choice
 DEEP = 36
-MACHINE = 8  # GPUs between which messages are surely fast: our choice
+MACHINE = 8  # number of GPUs between which messages are surely fast: our choice
 
-# What a step under DDP loses, counted for H100s. By blocks, to write and read stream and norms
-# between them, 5.5 ps for each token, block and channel: 1.65 ms for 32,768 tokens of 12 blocks of
-# 768 channels. As one graph, to average all gradients after the backward pass, 19 ps for each
-# parameter: 4 bytes go 2 · 7/8 times over NVLink.
-COST_OF_ONE_GRAPH = 3.56  # for a parameter; by blocks it is 1 for a token, block and channel
+# Costs of a step under DDP, counted for H100s. By blocks: 5.5 ps for each token, block and channel,
+# to write and read stream and norms between the blocks; 1.65 ms for 32,768 tokens of 12 blocks of
+# 768 channels. As one graph: 19 ps for each parameter, to average all gradients after the backward
+# pass; 4 bytes go 2 · 7/8 times over NVLink. This is the second divided by the first.
+COST_OF_ONE_GRAPH = 3.56
 
 
-def choose_blocks(config, model, parallel: str, processes: int) -> tuple:
-    """(bool, reason): whether to compile each block by itself, and not the whole model as one
-    graph. Under DDP the gradients then leave in buckets during the backward pass; if not, in one
-    message after it."""
-    n_layer, width = len(model.blocks), model.config.n_embd
+class Part(NamedTuple):
+    """One of the parts that `compile_parts` compiles."""
+
+    module: nn.Module
+    method: str  # its name
+
+
+def choose_blocks(config: TrainConfig, model: Transformer, parallel: str, processes: int) -> Choice:
+    """Whether to compile each block by itself, instead of the whole model as one graph. By blocks,
+    gradients under DDP leave in buckets during the backward pass; as one graph, in one message
+    after it."""
+    n_layer = len(model.blocks)
     if parallel == "fsdp":
-        return True, "between which FSDP gathers weights and reduces gradients"
+        return Choice(True, "between which FSDP gathers weights and reduces gradients")
     if config.compile != "auto":
-        return config.compile == "blocks", "as asked"
+        return Choice(config.compile == "blocks", "as asked")
     if parallel != "ddp" or processes == 1 or n_layer >= DEEP:
-        return n_layer >= DEEP, f"auto: {n_layer} layers"
+        return Choice(n_layer >= DEEP, f"auto: {n_layer} layers")
     if processes > MACHINE:
-        return True, "auto: gradients leave during the backward pass, since a network may be slow"
+        reason = "auto: gradients leave during the backward pass, since a network may be slow"
+        return Choice(True, reason)
     tokens = config.batch_size * model.config.block_size / processes
-    few = tokens * n_layer * width < COST_OF_ONE_GRAPH * model.num_params()
-    return (
-        few,
-        f"auto: {tokens:,.0f} tokens of a process in a step are {'few' if few else 'many'} for one message",
-    )
+    cost_by_blocks = tokens * n_layer * model.config.n_embd
+    by_blocks = cost_by_blocks < COST_OF_ONE_GRAPH * model.num_params()
+    amount = "few" if by_blocks else "many"
+    reason = f"auto: {tokens:,.0f} tokens of a process in a step are {amount} for one message"
+    return Choice(by_blocks, reason)
 
 
-def compile_parts(model, **how):
-    """Compile the embedding, each block and the loss, in place; returns the model. Blocks of a kind
-    share a graph. The methods inside the modules' hooks are replaced, so all parameter names stay
-    as they are. `how`: of torch.compile."""
-    for module, name in parts(model):
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **how))
+def compile_parts(model: Transformer, **options: Any) -> Transformer:
+    """Compile the embedding, each block and the loss, in place; returns the model.
+
+    Blocks of a kind share a graph. Methods are replaced, not modules, so parameters keep their
+    names and hooks stay outside. `options`: keyword arguments of torch.compile."""
+    for module, method in parts(model):
+        setattr(module, method, torch.compile(getattr(module, method), dynamic=False, **options))
     return model
 
 
-def parts(model) -> list:
-    """(module, name of the method) of each part that `compile_parts` compiles."""
-    return [(model, "embed"), *((block, "forward") for block in model.blocks), (model, "loss")]
+def parts(model: Transformer) -> list[Part]:
+    """The parts that `compile_parts` compiles."""
+    blocks = [Part(block, "forward") for block in model.blocks]
+    return [Part(model, "embed"), *blocks, Part(model, "loss")]
 
 
-def can_use_flex(model_config, config, env) -> bool:
-    """Whether it keeps documents apart by FlexAttention: on GPUs, heads of 16 channels or more,
+def can_use_flex(model_config: GPTConfig, config: TrainConfig, env: Env) -> bool:
+    """Whether FlexAttention keeps documents apart: on GPUs, for heads of 16 channels or more,
     without dropout."""
-    possible = (
-        env.device.type == "cuda" and not model_config.dropout and model_config.head_dim >= 16
-    )
-    return config.doc_mask and possible
+    is_possible = model_config.head_dim >= 16 and not model_config.dropout
+    return config.doc_mask and env.device.type == "cuda" and is_possible
 
 
-def gradient_errors(model, compiled, example: tuple, dtype) -> dict:
-    """{role: (sum of the squared errors of compiled code's gradients in this process, of the
-    squared gradients of eager code)}; {} with dropout, which draws other numbers. Eager code gets
-    one row, compiled code as many copies of it as a micro batch has rows."""
-    found, flex, sums, roles = {}, model.runtime.flex_attention, {}, model.roles()
+def gradient_errors(
+    model: Transformer,
+    compiled: Callable[..., Any],
+    example: tuple[Tensor, ...],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Compare the gradients of compiled and eager code on a micro batch of equal rows.
+
+    Returns {role: (sum of the squared errors, sum of the squared gradients of eager code)} of this
+    process; {} with dropout, where the two draw different numbers. Eager code gets a single row,
+    because there may be no memory for more."""
     scale = 2.0**16 if dtype == torch.float16 else 1.0  # small gradients are 0 in fp16
-    (scale * compiled(*(t[:1].expand_as(t).contiguous() for t in example))[1]).backward()
+    row = [t[:1] for t in example]
+    equal_rows = [t[:1].expand_as(t).contiguous() for t in example]
+    (scale * compiled(*equal_rows)[1]).backward()
     if model.config.dropout or model.config.drop_path:
         return {}
-    # on the host: there may be no room for all gradients twice
+    gradients = {}
     for name, p in model.named_parameters():
-        found[name], p.grad = p.grad is not None and local_shard(p.grad).cpu(), None
+        if p.grad is not None:
+            gradients[name] = local_shard(p.grad).cpu()  # a GPU may have no room for both
+        p.grad = None
+    flex = model.runtime.flex_attention
     model.runtime.flex_attention = False  # eager, it keeps all attention weights
     try:
         with torch.compiler.set_stance("force_eager"):
-            (scale * model(*(t[:1] for t in example))[1]).backward()
+            (scale * model(*row)[1]).backward()
     finally:
         model.runtime.flex_attention = flex
+    sums = {}
+    roles = model.roles()
     for name, p in model.named_parameters():
-        if p.grad is not None and roles[name] != "balance":  # counts of tokens, not means
-            wanted = local_shard(p.grad).float()
-            error = wanted - found[name].to(wanted) if found[name] is not False else wanted
-            sums[roles[name]] = sums.get(roles[name], 0) + torch.stack(
-                [t.square().sum() for t in (error, wanted)]
-            )
+        role = roles[name]
+        if p.grad is None or role == "balance":  # balance: counts of tokens, not means
+            continue
+        wanted = local_shard(p.grad).float()
+        error = wanted
+        if name in gradients:
+            error = wanted - gradients[name].to(wanted)
+        squares = torch.stack([error.square().sum(), wanted.square().sum()])
+        sums[role] = sums.get(role, 0) + squares
     return sums
 
 
-def wrong_gradients(sums: dict, env) -> list:
-    """The roles whose gradients are others than eager code's, beyond rounding: torch 2.11 once made
-    them zero without a word. `sums`: of `gradient_errors`. All ranks must call this."""
+def wrong_gradients(sums: dict[str, Tensor], env: Env) -> list[str]:
+    """The roles whose gradients in compiled code differ from eager code's by more than rounding:
+    torch 2.11 once made them zero without a word. `sums`: from `gradient_errors`. All ranks must
+    call this."""
     if not sums:
         return []
     errors, squares = env.sum(torch.stack(list(sums.values()))).T
-    # a gradient that is zero but for rounding may differ
+    if not squares.isfinite().all():
+        return []
+    # a gradient that is zero up to rounding may differ
     limits = WRONG**2 * squares + 1e-6 * squares.sum()
-    wrong = [role for role, more in zip(sums, (~(errors <= limits)).tolist(), strict=True) if more]
-    return wrong if squares.isfinite().all() else []
+    is_wrong = ~(errors <= limits)  # also for NaN
+    return [role for role, wrong in zip(sums, is_wrong.tolist(), strict=True) if wrong]
 
 
-def compile_model(model, config, example: tuple, env):
-    """The model compiled, whole or in parts (then in place), and tried on one `example` micro batch
-    (idx, targets) in evaluation and in training mode, so that nothing compiles, or fails to, during
-    the run. If it fails on a CPU with compile=auto, there is one warning and the model runs
-    eagerly, on all processes. On a GPU, where that would be slow for days, with another setting,
-    and under FSDP, it is a ValueError. All ranks must call this."""
-    t0, problem, sums, gpu = time.time(), "", {}, env.device.type == "cuda"
-    # whose others wait for this one's weights
-    must = gpu or config.compile != "auto" or env.parallel == "fsdp"
+def compile_model(
+    model: Transformer, config: TrainConfig, example: tuple[Tensor, ...], env: Env
+) -> Callable[..., Any]:
+    """The model compiled, as one graph or in parts (in place).
+
+    It is tried on one `example` micro batch (idx, targets), in evaluation and in training mode, so
+    that nothing is compiled, and nothing fails, during the run. If it fails on a CPU with
+    compile=auto, all processes print one warning and run eagerly. ValueError if it fails otherwise:
+    on a GPU, where eager code would be slow for days, with another setting, and under FSDP, where
+    other processes wait for this one's weights. All ranks must call this."""
+    start = time.time()
+    on_gpu = env.device.type == "cuda"
+    must_compile = on_gpu or config.compile != "auto" or env.parallel == "fsdp"
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
-    blocks, why = choose_blocks(config, model, env.parallel, env.world_size)
-    fix = "use --compile=False, or another torch"
-    how = {}
-    if gpu and config.kernels != "off":
-        how = dict(options={"combo_kernels": True})  # small kernels that could run together are one
-        fix = f"try --kernels=off first; else {fix}"
-    env.print(
-        f"compiling {'embedding, blocks and loss by themselves' if blocks else 'the model as one graph'} ({why})"
-    )
+    by_blocks, reason = choose_blocks(config, model, env.parallel, env.world_size)
+    graphs = "the model as one graph"
+    if by_blocks:
+        graphs = "embedding, blocks and loss by themselves"
+    env.print(f"compiling {graphs} ({reason})")
+    options = {}
+    advice = "use --compile=False, or another torch"
+    if on_gpu and config.kernels != "off":
+        options["options"] = {"combo_kernels": True}  # small independent kernels run as one
+        advice = f"try --kernels=off first; else {advice}"
+
+    problem = ""
+    sums = {}
     try:
-        compiled = (
-            compile_parts(model, **how) if blocks else torch.compile(model, dynamic=False, **how)
-        )
-        model.eval()
-        with torch.no_grad():
-            compiled(*example)
-        model.train()
-        if not config.eval_only:
-            sums = gradient_errors(model, compiled, example, env.dtype)
+        if by_blocks:
+            compiled = compile_parts(model, **options)
+        else:
+            compiled = torch.compile(model, dynamic=False, **options)
+        sums = try_compiled(model, compiled, example, config, env)
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
-        # eager needs even more
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():
-            raise torch.OutOfMemoryError(str(e)) from e
-        problem = f"torch.compile failed ({reason_of(e)[:200]}); it needs a C compiler, on a GPU Python.h, too"
-        if must:
-            raise ValueError(f"{problem} (on Debian: apt install gcc python3-dev): {fix}") from e
+            raise torch.OutOfMemoryError(str(e)) from e  # eager code needs even more
+        problem = f"torch.compile failed ({reason_of(e)[:200]}); "
+        problem += "it needs a C compiler, on a GPU Python.h, too"
+        if must_compile:
+            packages = "(on Debian: apt install gcc python3-dev)"
+            raise ValueError(f"{problem} {packages}: {advice}") from e
     finally:
         model.train().zero_grad(set_to_none=True)
+
     failed = env.any_rank(problem != "")
+    if failed and not problem:
+        problem = "torch.compile failed on another process"
     if not failed and (wrong := wrong_gradients(sums, env)):
         failed = True
         problem = f"gradients of {', '.join(wrong)} in compiled code are not those of eager code"
-        if must:
-            raise ValueError(f"{problem}: {fix}")
+        if must_compile:
+            raise ValueError(f"{problem}: {advice}")
     if failed:
-        env.print(
-            f"warning: {problem or 'torch.compile failed on another process'}; running eagerly"
-        )
-        for module, name in parts(model):  # undo compile_parts
-            vars(module).pop(name, None)
+        env.print(f"warning: {problem}; running eagerly")
+        undo_compile_parts(model)
         model.runtime.flex_attention = False  # eager, it would keep all attention weights
         return model
-    env.print(f"compiled in {time.time() - t0:.0f} s")
+    env.print(f"compiled in {time.time() - start:.0f} s")
     return compiled
+
+
+def try_compiled(
+    model: Transformer,
+    compiled: Callable[..., Any],
+    example: tuple[Tensor, ...],
+    config: TrainConfig,
+    env: Env,
+) -> dict[str, Tensor]:
+    """Run compiled code in evaluation mode and, unless the run only evaluates, in training mode.
+    Returns `gradient_errors`."""
+    model.eval()
+    with torch.no_grad():
+        compiled(*example)
+    model.train()
+    if config.eval_only:
+        return {}
+    return gradient_errors(model, compiled, example, env.dtype)
+
+
+def undo_compile_parts(model: Transformer) -> None:
+    """Give each part its own method again."""
+    for module, method in parts(model):
+        vars(module).pop(method, None)

@@ -1,76 +1,97 @@
-"""Several processes: DDP keeps the whole model in each, FSDP2 shards it.
+"""Several processes: DDP keeps the whole model in each of them, FSDP2 shards it.
 
-A run does, in this order: `shard_model` the empty model (FSDP), storage and weights, activation
+The order in a run: `shard_model` on the empty model (FSDP), storage and weights, activation
 checkpointing (`prepare_model`), the optimizer, compilation, `data_parallel` or `averaging` (DDP).
-Before the backward pass: `sync_gradients`."""
+"""
 
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from layers.linear import Linear
 from layers.roles import BLOCK_ROLES
 from layers.sharding import choose_dim, shard_numel
+from model import Transformer
+from nanodnt.run.environment import Env
 
-# of DDP's buckets: to send torch's 25 takes not much more than a message's latency; our choice
+# Size of DDP's buckets. Torch's default, 25 MB, takes not much longer to send than a message's
+# latency: our choice
 BUCKET_MB = 100
 
 
 def choose_shard_size(setting: int, processes: int) -> int:
-    """The number of processes that share one copy of the model: `setting`, or all. ValueError for
-    no divisor."""
+    """The number of processes that share one copy of the model: `setting`, 0 = all. ValueError if
+    it does not divide the number of processes."""
     if setting and processes % setting:
-        valid = ", ".join(str(n) for n in range(1, processes + 1) if processes % n == 0)
+        divisors = [str(n) for n in range(1, processes + 1) if processes % n == 0]
         raise ValueError(
-            f"fsdp_shard_size={setting} does not divide the {processes} processes: use one of {valid}"
+            f"fsdp_shard_size={setting} does not divide the {processes} processes: "
+            f"use one of {', '.join(divisors)}"
         )
     return setting or processes
 
 
-def shard_model(model, shard_size: int, env, keep: bool) -> None:
-    """FSDP2, in place: shard_size processes (0: all) share the rows of one copy of the model;
-    several copies are kept equal (HSDP). ValueError if shard_size does not divide the number of
-    processes.
+def shard_model(model: Transformer, shard_size: int, env: Env, keep: bool) -> None:
+    """Apply FSDP2 in place: `shard_size` processes (0 = all) share the rows of one copy of the
+    model; several copies are kept equal (HSDP). ValueError as in `choose_shard_size`.
 
-    The matrices of a block, and a head of its own, are gathered when they are used, in the dtype in
-    which they are multiplied; everything else is gathered in fp32 at the start of a step. All
+    The matrices of a block, and an untied head, are gathered when they are used, in the dtype of
+    the matrix multiplications; everything else is gathered in fp32 at the start of a step. All
     gradients are reduced in fp32. With `keep`, each weight is gathered and each gradient reduced
-    once a step; without, those of the blocks' matrices in every micro batch, weights twice."""
+    once a step. Without it, the weights of the blocks' matrices are gathered twice and their
+    gradients reduced once in every micro batch."""
     from torch.distributed.device_mesh import init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
     size = choose_shard_size(shard_size, env.world_size)
-    shape = {"replicate": env.world_size // size, "shard": size} if shard_size else {"shard": size}
-    mesh = init_device_mesh(env.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    for group in mesh.get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(env.timeout, group)  # theirs is torch's default
-    dtype = gathered_dtype(model, env.dtype)
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    mesh_shape = {"shard": size}
+    if shard_size:
+        mesh_shape = {"replicate": env.world_size // size, "shard": size}
+    mesh = init_device_mesh(
+        env.device.type, tuple(mesh_shape.values()), mesh_dim_names=tuple(mesh_shape)
     )
-    matrices, split = set(block_matrices(model)), lambda p: Shard(choose_dim(p, size))
-    once = [model]  # what is gathered and reduced once a step
-    if head := own_head(model):  # its gradient leaves first, not with the rest at last
-        once.append(fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
+    for group in mesh.get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(env.timeout, group)  # default: torch's timeout
+    policy = MixedPrecisionPolicy(
+        param_dtype=gathered_dtype(model, env.dtype),
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    gathered_once = [
+        model
+    ]  # modules whose weights are gathered, and gradients reduced, once a step
+    if head := own_head(model):  # a unit of its own, so that its gradient leaves first
+        fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        gathered_once.append(head)
         for name in ("logits", "loss"):
             gather_for(model, name, head)
-    # before the blocks, so that it gets their gains
+    if keep:
+        gathered_once.extend(model.blocks)
+    # the model before its blocks, so that it gets the blocks' gains
+    matrices = set(block_matrices(model))
     fully_shard(model, mesh=mesh, ignored_params=matrices)
     for block in model.blocks:
-        others = {p for p in block.parameters() if p not in matrices}
-        how = dict(mp_policy=policy, reshard_after_forward=not keep, shard_placement_fn=split)
-        fully_shard(block, mesh=mesh, ignored_params=others, **how)
-    model.no_sync = partial(_accumulate, model, once + list(model.blocks if keep else ()))
+        fully_shard(
+            block,
+            mesh=mesh,
+            ignored_params={p for p in block.parameters() if p not in matrices},
+            mp_policy=policy,
+            reshard_after_forward=not keep,
+            shard_placement_fn=lambda p: Shard(choose_dim(p, size)),
+        )
+    model.no_sync = partial(_accumulate, model, gathered_once)
 
 
-def gather_for(model, name: str, module) -> None:
-    """Let FSDP gather `module`, a unit of its own, around each call of the model's method `name` in
-    its forward."""
+def gather_for(model: Transformer, name: str, module: nn.Module) -> None:
+    """Let FSDP gather `module`, a unit of its own, around each call of the model's method
+    `name`."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     setattr(module, name, getattr(model, name))
@@ -78,35 +99,35 @@ def gather_for(model, name: str, module) -> None:
     setattr(model, name, getattr(module, name))
 
 
-def own_head(model):
-    """A language model's head, if it is not the embedding: a unit of FSDP's; or None."""
+def own_head(model: Transformer) -> nn.Module | None:
+    """The untied head of a language model, which is a unit of FSDP; else None."""
     return model.head if model.config.causal else None
 
 
-def padded_numel(params, n: int) -> int:
+def padded_numel(params: Iterable[Tensor], n: int) -> int:
     """The entries that FSDP2 gathers from n processes, each of which sends as many as the largest
     shard has."""
     return n * sum(shard_numel(p, n) for p in params)
 
 
-def block_matrices(module) -> list:
-    """The matrices of attention and FFN in a model or a block, experts included; routers are none
-    of them."""
+def block_matrices(module: nn.Module) -> list[Tensor]:
+    """The matrices of attention and FFN in a model or a block, with those of experts, without
+    those of routers."""
     linears = [m for m in module.modules() if isinstance(m, Linear)]
     return [m.weight for m in linears if m.param_roles["weight"] in BLOCK_ROLES]
 
 
-def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which FSDP gathers the matrices of the blocks. σReparam takes σ from the fp32
+def gathered_dtype(model: Transformer, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which FSDP gathers the matrices of the blocks. σReparam computes σ from the fp32
     weight."""
     return torch.float32 if model.config.sigma_reparam else compute_dtype
 
 
 @contextmanager
-def _accumulate(model, units: list):
-    """no_sync: weights of these units stay gathered, their gradients are added up in this process.
-    For the gradients of others, HSDP's copies of the model wait for the last micro batch before
-    they reduce them between each other."""
+def _accumulate(model: Transformer, units: list[nn.Module]) -> Iterator[None]:
+    """The model's `no_sync`: the weights of these units stay gathered, and their gradients are
+    added up in this process. For the gradients of other units, HSDP's copies of the model wait for
+    the last micro batch before they reduce them between each other."""
 
     def set_all(value: bool) -> None:
         for unit in units:
@@ -121,33 +142,37 @@ def _accumulate(model, units: list):
         set_all(True)
 
 
-def data_parallel(model, env):
-    """The model wrapped for DDP, all gradients 0 in its buckets."""
+def data_parallel(model: nn.Module, env: Env) -> DistributedDataParallel:
+    """The model wrapped for DDP, with all gradients 0 in DDP's buckets."""
     for p in model.parameters():
-        # which DDP moves into its buckets: a first micro batch would make its own
+        # DDP moves these into its buckets; the first micro batch would make gradients outside
         p.grad = torch.zeros_like(p)
-    ids = [env.device.index] if env.device.type == "cuda" else None
     with warnings.catch_warnings():
-        # about broadcast_buffers: all ranks compute the same ones
+        # about broadcast_buffers: all ranks compute the same buffers
         warnings.simplefilter("ignore", FutureWarning)
-        how = dict(broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
-        return DistributedDataParallel(model, device_ids=ids, **how)
+        return DistributedDataParallel(
+            model,
+            device_ids=[env.device.index] if env.device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET_MB,
+        )
 
 
-def averaging(model):
-    """DDP without buckets: give all processes the weights of the first, as torch's DDP does.
-    Returns `average_gradients` of this model, to be called after the last backward pass of a step.
-    All ranks must call both."""
+def averaging(model: Transformer) -> Callable[[], None]:
+    """DDP without buckets: give all processes the weights of the first, as torch's DDP does, and
+    return a function that averages the gradients, to be called after the last backward pass of a
+    step. All ranks must call both."""
     for t in model.state_dict().values():
         dist.broadcast(t, 0)
     return partial(average_gradients, model)
 
 
 @torch.no_grad()
-def average_gradients(model) -> None:
-    """Average p.grad over the processes in one message, of which they are views from then on. All
-    processes must have gradients of the same parameters. Each is divided before the sum, so that
-    two processes get the bits of torch's DDP; more may add in another order."""
+def average_gradients(model: Transformer) -> None:
+    """Average p.grad over the processes in one message; from then on the gradients are views of
+    it. All processes must have gradients of the same parameters. Each is divided before the sum, so
+    that two processes get the bits of torch's DDP; more may add in another order."""
     params = [p for p in model.parameters() if p.grad is not None]
     # so that no vector of one entry moves a matrix off its 16 bytes
     params.sort(key=torch.numel, reverse=True)

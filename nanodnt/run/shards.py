@@ -1,198 +1,224 @@
-"""Checkpoints in shards: under FSDP every process writes the rows that it holds, and nothing is
-gathered.
+"""Checkpoints in shards: under FSDP every process writes its own rows, and nothing is gathered.
 
-The checkpoint itself (last.pt, …) then has tensors without contents, on the meta device, and says
-where these are, in shards/ID.RANK.KIND.pt, KIND being "model" or "optimizer". Each such file is
-complete or not there; the checkpoint is written when all of them are. They are read as checkpoints
-are: CRC-32s are compared, no code runs.
+The checkpoint itself (last.pt, …) then has tensors without contents, on the meta device. Their
+contents are in shards/NAME.RANK.PART.pt, where PART is "model" or "optimizer". Each of these files
+is complete or absent; the checkpoint is written when all of them are there. They are read like
+checkpoints: CRC-32s are compared, no code runs.
 """
 
-import re
+import threading
 import time
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
 from nanodnt.files import write_file
 
 FORMAT = "nanoDNT shard 1"
-FOLDER, PARTS = "shards", ("model", "optimizer")
-# of weights and optimizer state, from which a checkpoint is sharded under FSDP: our choice
-FROM_BYTES = 10e9
+PARTS = ("model", "optimizer")
 
 
-def use_shards(setting: str, env, total_bytes: int) -> bool:
-    """Whether checkpoints are sharded. ValueError where this is asked for and nothing is
-    sharded."""
-    if setting == "sharded" and env.parallel != "fsdp":
-        raise ValueError(
-            f"checkpoint_format=sharded needs parallel=fsdp, not {env.parallel}: use auto or file"
-        )
-    return setting == "sharded" or (
-        setting == "auto" and env.parallel == "fsdp" and total_bytes >= FROM_BYTES
-    )
+class ShardsRecord(TypedDict):
+    """The value of "shards" in a checkpoint. A path is the keys to a tensor, as
+    "/model/wte.weight"."""
+
+    name: str  # of its files; added when the checkpoint is saved
+    count: int  # processes that share the rows of one copy of the model
+    whole: list[str]  # paths of the tensors that are not split: rank 0 wrote them
+    by_second: list[str]  # paths of the tensors that are split along their second dimension, not
+    #   the first; checkpoints of earlier versions lack this key
 
 
-def shard_path(out_dir: Path, name: str, rank: int, part: str) -> Path:
-    return Path(out_dir) / FOLDER / f"{name}.{rank}.{part}.pt"
+class ShardedCopy(NamedTuple):
+    """A copy of nested dicts and lists of tensors, made by one process."""
+
+    value: Any  # the same dicts and lists, with tensors on the meta device
+    own_rows: dict[str, Tensor]  # {path: the rows that this process writes}
+    record: ShardsRecord  # without its name
 
 
-def is_description(value: dict) -> bool:
-    """Whether a checkpoint may say this of its shards: {} for none; else the "name" of their files,
-    the "count" of processes, the paths of tensors that one process has "whole", and "by_second", of
-    those that are split along the second dimension (which checkpoints of earlier versions lack)."""
-    return not value or bool(re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", str(value.get("name"))))
+def shard_path(folder: Path, name: str, rank: int, part: str) -> Path:
+    return folder / f"{name}.{rank}.{part}.pt"
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------- writing
 
 
-def split(value, copy) -> tuple:
-    """(`value` with meta tensors, {path: copy of what this process holds of a tensor}, what
-    `is_description` describes but the name). `value`: nested dicts and lists; `copy(tensor,
-    path)`."""
-    mine, about = {}, dict(count=1, whole=[], by_second=[])
+def copy_shards(value: Any, copy_tensor: Callable[[str, Tensor], Tensor]) -> ShardedCopy:
+    """Copy this process's rows of all tensors in nested dicts and lists by `copy_tensor(path,
+    rows)`."""
+    own_rows = {}
+    record = {"count": 1, "whole": [], "by_second": []}
 
-    def take(part, path):
-        if isinstance(part, dict):
-            return {key: take(inner, f"{path}/{key}") for key, inner in part.items()}
-        if isinstance(part, (list, tuple)):
-            return type(part)(take(inner, f"{path}/{i}") for i, inner in enumerate(part))
-        if not torch.is_tensor(part):
-            return part
-        part, first = part.detach(), torch.distributed.get_rank() == 0
-        if is_sharded(part):
-            about["count"] = torch.distributed.get_world_size(shard_group(part))
-            about["by_second"] += [path] * shard_dim(part)
-            # HSDP: the first copy
-            first = part.device_mesh.ndim == 1 or part.device_mesh.get_local_rank(0) == 0
+    def copy(value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return {key: copy(inner, f"{path}/{key}") for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(copy(inner, f"{path}/{i}") for i, inner in enumerate(value))
+        if not torch.is_tensor(value):
+            return value
+        t = value.detach()
+        if is_sharded(t):
+            record["count"] = dist.get_world_size(shard_group(t))
+            if shard_dim(t) == 1:
+                record["by_second"].append(path)
+            # HSDP has several copies of the model: the first is written
+            is_writer = t.device_mesh.ndim == 1 or t.device_mesh.get_local_rank(0) == 0
         else:
-            about["whole"].append(path)
-        if first:
-            mine[path] = copy(local_shard(part), path)
-        return torch.empty(part.shape, dtype=part.dtype, device="meta")
+            record["whole"].append(path)
+            is_writer = dist.get_rank() == 0
+        if is_writer:
+            own_rows[path] = copy_tensor(path, local_shard(t))
+        return torch.empty(t.shape, dtype=t.dtype, device="meta")
 
-    return take(value, ""), mine, about
+    return ShardedCopy(copy(value, ""), own_rows, record)
 
 
-def write_shards(out_dir: Path, name: str, rank: int, mine: dict, step: int) -> None:
-    """Write what this process holds. ValueError for tensors that are not finite, or a file that
-    cannot be written."""
-    for path, t in mine.items():
-        if not t.isfinite().all():
-            raise ValueError(
-                f"{path[1:]} is not finite at step {step}: not saved; earlier files are intact"
-            )
-    for part in PARTS if mine else ():
-        tensors = {path: t for path, t in mine.items() if path.startswith(f"/{part}/")}
+def write_shards(folder: Path, name: str, rank: int, own_rows: dict[str, Tensor]) -> None:
+    """Write this process's rows, one file for each part. ValueError if a file cannot be written."""
+    if not own_rows:
+        return
+    for part in PARTS:
+        tensors = {path: t for path, t in own_rows.items() if path.startswith(f"/{part}/")}
         shard = {"format": FORMAT, "name": name, "tensors": tensors}
-        write_file(
-            shard_path(out_dir, name, rank, part), lambda f, shard=shard: torch.save(shard, f)
-        )
+        write_file(shard_path(folder, name, rank, part), partial(torch.save, shard))
 
 
-def wait_for_shards(out_dir: Path, name: str, count: int, timeout_s: float, abandoned) -> None:
-    """Return when all files of a checkpoint are there. ValueError if that takes too long, or if
+def wait_for_shards(
+    folder: Path, name: str, count: int, timeout_s: float, abandoned: threading.Event
+) -> None:
+    """Return when all files of a checkpoint are there. ValueError after `timeout_s` seconds, or if
     `abandoned` is set."""
-    waiting = [shard_path(out_dir, name, rank, part) for rank in range(count) for part in PARTS]
-    start, pause = time.monotonic(), 0.01
-    while waiting := [path for path in waiting if not path.exists()]:
+    missing = [shard_path(folder, name, rank, part) for rank in range(count) for part in PARTS]
+    start = time.monotonic()
+    pause = 0.01  # seconds
+    while missing := [path for path in missing if not path.exists()]:
         if abandoned.wait(pause) or time.monotonic() - start > timeout_s:
             raise ValueError(
-                f"{waiting[0]} was not written: its process has ended or waits for its disk"
+                f"{missing[0]} was not written: its process has ended or waits for its disk"
             )
         pause = min(2 * pause, 1.0)
 
 
-def remove_unused(out_dir: Path, used: set, run: str = "", step: int = -1) -> None:
-    """Delete the shards of all checkpoints but those named, and what a kill has left of them. Those
-    that `run` makes after `step` stay, because other processes may be at work on them."""
-    for path in (Path(out_dir) / FOLDER).glob("*.pt*"):
-        name = path.name.split(".")[0]
-        is_next = run and name.startswith(f"{run}-") and int(name.rpartition("-")[2]) > step
-        if name not in used and not is_next:
-            path.unlink(missing_ok=True)
+# ---------------------------------------------------------------------------------------- reading
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+class ShardReader:
+    """Reads tensors of a sharded checkpoint from its files, each of which is opened when the first
+    tensor of it is read."""
 
+    def __init__(self, folder: Path, record: ShardsRecord) -> None:
+        self.folder = folder
+        self.name = record["name"]
+        self.count = record["count"]
+        self.whole = set(record["whole"])
+        self.by_second = set(record.get("by_second", ()))
+        self.opened = {}  # {(rank, part): tensors of this file}
 
-def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None:
-    """Give each meta tensor of these parts a method read_into(out, rows, dim): `rows` of a
-    dimension; None: all. `share`: (this process, of how many), which verify the files by turns;
-    `verify(path)` raises ValueError. ValueError, with its name, for a file that is missing or
-    damaged."""
-    name, count, whole = (checkpoint["shards"][key] for key in ("name", "count", "whole"))
-    whole, by_second = set(whole), set(checkpoint["shards"].get("by_second", ()))
-    files = {
-        (rank, part): shard_path(out_dir, name, rank, part)
-        for rank in range(count)
-        for part in parts
-    }
-    if missing := next((path for path in files.values() if not path.exists()), None):
-        raise ValueError(f"{missing} is missing, which the checkpoint needs")
+    def path(self, rank: int, part: str) -> Path:
+        return shard_path(self.folder, self.name, rank, part)
 
-    @cache
-    def tensors_of(rank: int, part: str) -> dict:
-        path = files[rank, part]
+    def open_file(self, rank: int, part: str) -> dict[str, Tensor]:
+        """{path: rows} in one file. ValueError if it is damaged or of another checkpoint."""
+        if (rank, part) in self.opened:
+            return self.opened[rank, part]
+        file = self.path(rank, part)
         try:
-            shard = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            if (
-                shard["format"] == FORMAT
-                and shard["name"] == name
-                and isinstance(shard["tensors"], dict)
-            ):
-                return shard["tensors"]
+            shard = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            is_ours = shard["format"] == FORMAT and shard["name"] == self.name
+            tensors = shard["tensors"]
         except Exception as e:  # a damaged file can raise nearly anything
             raise ValueError(
-                f"{path} cannot be read, it is damaged or foreign ({type(e).__name__})"
+                f"{file} cannot be read, it is damaged or foreign ({type(e).__name__})"
             ) from e
-        raise ValueError(f"{path} is no part of this checkpoint")
+        if not (is_ours and isinstance(tensors, dict)):
+            raise ValueError(f"{file} is no part of this checkpoint")
+        self.opened[rank, part] = tensors
+        return tensors
 
-    def take(rank: int, part: str, path: str, shape, dtype):
-        found = tensors_of(rank, part).get(path)
-        if not torch.is_tensor(found) or (found.shape, found.dtype) != (shape, dtype):
+    def rows_of(
+        self, rank: int, part: str, path: str, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """The rows of a tensor that `rank` wrote. ValueError if shape or dtype are others."""
+        rows = self.open_file(rank, part).get(path)
+        if not torch.is_tensor(rows) or (rows.shape, rows.dtype) != (shape, dtype):
             raise ValueError(
-                f"{files[rank, part]} has no {path[1:]} of {tuple(shape)}: it is damaged"
+                f"{self.path(rank, part)} has no {path[1:]} of {tuple(shape)}: it is damaged"
             )
-        return found
+        return rows
 
-    def add_read(value, path: str, part: str) -> None:
+    def read_into(
+        self,
+        part: str,
+        path: str,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        out: Tensor,
+        rows: range | None = None,
+        dim: int = 0,
+    ) -> None:
+        """Copy `rows` of dimension `dim` of a tensor of this full shape into `out`; None = all."""
+        if not shape:
+            out.copy_(self.rows_of(0, part, path, shape, dtype))
+            return
+        if rows is None:
+            rows = range(shape[dim])
+        if not rows:
+            return
+        split_dim = 1 if path in self.by_second else 0  # along which the files split the tensor
+        n_writers = 1 if path in self.whole else self.count
+        for rank, held in enumerate(row_ranges(shape[split_dim], n_writers)):
+            if dim == split_dim:
+                needed = range(max(rows.start, held.start), min(rows.stop, held.stop))
+                out_start = needed.start - rows.start
+            else:
+                needed = held
+                out_start = held.start
+            if not needed:
+                continue
+            held_shape = list(shape)
+            held_shape[split_dim] = len(held)
+            t = self.rows_of(rank, part, path, tuple(held_shape), dtype)
+            t = t.narrow(split_dim, needed.start - held.start, len(needed))
+            if dim != split_dim:
+                t = t.narrow(dim, rows.start, len(rows))
+            out.narrow(split_dim, out_start, len(needed)).copy_(t)
+
+
+def attach_shards(
+    checkpoint: dict[str, Any],
+    folder: Path,
+    parts: Sequence[str] | None,
+    share: tuple[int, int],
+    verify: Callable[[Path], None],
+) -> None:
+    """Give each meta tensor of these parts of a checkpoint (None = all) a method read_into(out,
+    rows, dim): see `ShardReader`. The processes of `share`, (rank, world size), verify the files by
+    turns with `verify(path)`. ValueError, with its name, for a file that is missing or damaged."""
+    if parts is None:
+        parts = PARTS
+    reader = ShardReader(folder, checkpoint["shards"])
+    files = [(rank, part) for rank in range(reader.count) for part in parts]
+    for rank, part in files:
+        if not reader.path(rank, part).exists():
+            raise ValueError(f"{reader.path(rank, part)} is missing, which the checkpoint needs")
+
+    def attach(value: Any, path: str, part: str) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
-                add_read(inner, f"{path}/{key}", part)
+                attach(inner, f"{path}/{key}", part)
         elif torch.is_tensor(value):
-
-            def read_into(out, rows=None, dim=0):
-                if value.ndim == 0:
-                    out.copy_(take(0, part, path, value.shape, value.dtype))
-                    return
-                split, shape = int(path in by_second), list(value.shape)
-                rows = range(shape[dim]) if rows is None else rows
-                for rank, held in enumerate(
-                    row_ranges(shape[split], 1 if path in whole else count)
-                ):
-                    common = (
-                        range(max(rows.start, held.start), min(rows.stop, held.stop))
-                        if dim == split
-                        else held
-                    )
-                    if common and rows:
-                        shape[split] = len(held)
-                        t = take(rank, part, path, tuple(shape), value.dtype)
-                        t = t.narrow(split, common.start - held.start, len(common))
-                        t = t if dim == split else t.narrow(dim, rows.start, len(rows))
-                        out.narrow(
-                            split, common.start - rows.start * (dim == split), len(common)
-                        ).copy_(t)
-
-            value.read_into = read_into
+            value.read_into = partial(reader.read_into, part, path, value.shape, value.dtype)
 
     for part in parts:
-        add_read(checkpoint[part], f"/{part}", part)
-    for i, (place, path) in enumerate(files.items()):
-        if i % share[1] == share[0]:
-            verify(path)
-            tensors_of(*place)  # whose file may be that of another checkpoint
+        attach(checkpoint[part], f"/{part}", part)
+    own_rank, world_size = share
+    for rank, part in files[own_rank::world_size]:
+        verify(reader.path(rank, part))
+        reader.open_file(rank, part)  # raises if the file is of another checkpoint

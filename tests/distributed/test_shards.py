@@ -11,8 +11,14 @@ import torch
 
 import sample
 from nanodnt.run import checkpoints
-from nanodnt.run.checkpoints import load_checkpoint, load_latest, names_of_shards
-from nanodnt.run.shards import FROM_BYTES, remove_unused, use_shards
+from nanodnt.run.checkpoints import (
+    FROM_BYTES,
+    load_checkpoint,
+    load_latest,
+    names_of_shards,
+    remove_unused,
+    use_shards,
+)
 from nanodnt.weights import load_trained
 from support.hostile import refusal
 from support.processes import play, processes

@@ -177,9 +177,10 @@ def check_command(command, argv, processes):
         for *_, config in bench.read_variants(argv).values():
             config.check()
     else:
-        (config,), _ = read_values(argv, SCHEMAS[command], "run")
-        if command in ("sample.py", "evaluate.py"):
-            config.check()
+        configs, _ = read_values(argv, SCHEMAS[command], "run")
+        for config in configs:
+            if hasattr(config, "check"):
+                config.check()
 
 
 def test_every_command_would_start(monkeypatch):

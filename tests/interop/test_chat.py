@@ -1,4 +1,4 @@
-"""`sample.py --chat`: each answer is what the model generates from the whole conversation before
+"""chat.py: each answer is what the model generates from the whole conversation before
 it."""
 
 import io
@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+import chat as command
 import sample
 from interop.conversations.chat import chat_with
 from interop.conversations.template import TEMPLATES, encode_conversation
@@ -40,14 +41,13 @@ def chat(run, tmp_path, capsys, monkeypatch):
         out = chain(run, tmp_path / "chat", follows, tokenizer)
         capsys.readouterr()
         flags = (
-            "--chat",
             f"--out_dir={out}",
             "--device=cpu",
             "--dtype=float32",
             "--temperature=0",
             *flags,
         )
-        return call(sample.main, *flags), *capsys.readouterr()
+        return call(command.main, *flags), *capsys.readouterr()
 
     return chat
 
@@ -70,7 +70,7 @@ def test_each_answer_is_generated_from_the_whole_conversation(block_size, monkey
         assert len(said) == number and said[-1].strip()
     raw = io.BytesIO("Hi\nWie geht's, ☃?\r\n x ".encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw, encoding="utf-8"))
-    chat_with(Trained(model, tokenizer, META, "it", 0), "chat", "Be.", 6, dict(temperature=0))
+    chat_with(Trained(model, tokenizer, META, "it", 0), "chat", "Be.", 6, temperature=0)
     assert capsys.readouterr() == ("".join(f"{text}\n" for text in said), "")
 
 
@@ -95,8 +95,6 @@ def test_the_template_of_a_chat(chat):
 @pytest.mark.parametrize(
     "flags, tokenizer, words",
     [
-        ("--start=It", TALK, "start is not for a chat"),
-        ("--num_samples=2", TALK, "leave out --chat or --num_samples"),
         (
             "--template=alpaca --system=s",
             TALK,
@@ -124,6 +122,9 @@ def test_a_tokenizer_without_end_of_text(chat):
     assert (code, out) == (1, "") and "tokenizer (chars) has no end of text" in err
 
 
-def test_flags_of_a_chat_without_a_chat():
-    with pytest.raises(ValueError, match="template and system are for a chat: add --chat"):
-        sample.SampleConfig(system="s").check()
+@pytest.mark.parametrize("flag", ["--chat", "--system=s", "--template=chat"])
+def test_sample_names_the_command_of_a_chat(flag, capsys):
+    assert call(sample.main, flag) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: unknown flag {flag.partition('=')[0]} ")
+    assert "python chat.py" in line

@@ -10,7 +10,7 @@ from support import runs
 from support.runs import TINY, column, make_dataset
 from support.trees import call, copy_tree
 
-COMMANDS = ["export.py", "evaluate.py", "analyze.py", "sweep.py", "reproduce.py"]
+COMMANDS = ["export.py", "evaluate.py", "chat.py", "analyze.py", "sweep.py", "reproduce.py"]
 DATA = ["data/sft", "data/commonsense170k"]
 DELETED = ["interop", "studies", *COMMANDS, *DATA, "tests/interop", "tests/studies"]
 FLAGS = {name: value for name, value in TINY.items() if name != "max_iters"} | dict(eval_interval=2)

@@ -149,7 +149,8 @@ def test_stopped_before_the_first_row(dataset, tmp_path, monkeypatch, capsys):
 
 # ----------------------------------------------------------------------------------------------------- commands
 
-COMMANDS = ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate"]
+COMMANDS = ["train", "sample", "bench", "analyze", "reproduce", "sweep"]
+COMMANDS += ["export", "evaluate", "chat"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

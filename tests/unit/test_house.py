@@ -25,7 +25,7 @@ pytestmark = pytest.mark.house
 
 ROOT = Path(__file__).resolve().parents[2]
 # commands of studies/ and interop/
-UPPER = {"analyze.py", "sweep.py", "reproduce.py", "export.py", "evaluate.py"}
+UPPER = {"analyze.py", "sweep.py", "reproduce.py", "export.py", "evaluate.py", "chat.py"}
 IN_ROOT = UPPER | {"train.py", "sample.py", "bench.py", "model.py", "vision.py", "configurator.py"}
 COMMAND = 6  # the highest floor
 UPPER_HELPERS = {"support.analysis", "support.claims", "support.evaluation", "support.peers"}

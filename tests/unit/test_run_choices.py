@@ -393,7 +393,8 @@ SETTINGS = [  # what is set: what torch is imported with
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate"]
+    "command",
+    ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate", "chat"],
 )
 def test_torch_is_imported_with_the_allocator_s_settings(command):
     """It reads them at that moment, and a user's own win (shown for one command: all have them from
