@@ -173,7 +173,7 @@ def place(
         from nanodnt.run.compilation import choose_blocks
         from nanodnt.run.parallel import averaging, data_parallel
 
-        if choose_blocks(config, model, split.parallel, env.world_size)[0]:
+        if choose_blocks(config, model, split.parallel, env.world_size).value:
             return Placed(optimizer, eval_model, data_parallel(eval_model, env), lambda: None)
         return Placed(optimizer, eval_model, eval_model, averaging(model))
     return Placed(optimizer, eval_model, eval_model, lambda: None)

@@ -16,7 +16,6 @@ from model import Transformer
 from nanodnt.data import PreparedData
 from nanodnt.optim import Optimizer, lr_at
 from nanodnt.run.environment import Env, Stop
-from nanodnt.run.kernels import choose_kernels
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import Task
 
@@ -69,7 +68,9 @@ def prepare_model(
     device = device or env.device
     kernels = ()  # eager code has none
     if config.compile:
-        kernels = choose_kernels(config.kernels, device, env.dtype)[0]
+        from nanodnt.run.kernels import choose_kernels
+
+        kernels = choose_kernels(config.kernels, device, env.dtype).value
     # a larger model's gradients of its routers shrink by this factor
     branch_multiplier = multiplier(model.config, "branch") or 1.0
     return model.to(device).set_runtime(

@@ -145,10 +145,7 @@ def resume(
 ) -> Start:
     """The run of `checkpoint` continues; changed flags are printed. ValueError where its weights do
     not fit this code."""
-    # dropout and drop_path have no parameters, so flags may change them
-    model = empty_model_like(
-        checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path
-    )
+    model = empty_model(checkpoint, model_config)
     print_model_changes(model_config, model.config, env)
     given = {name: value for name, value in asdict(config).items() if value is not None}
     print_changes("changed on resume", checkpoint["train_config"], given, env)
@@ -160,17 +157,16 @@ def start_from_pretrained(
     pretrained: Pretrained, source: str, model_config: GPTConfig, dataset: str, env: Env
 ) -> Start:
     """A new run from other people's weights."""
-    model, weights = choose_balance(
-        GPT.empty(pretrained.config), pretrained.weights, model_config, env
-    )
+    start = Start(GPT.empty(pretrained.config), pretrained.weights, pretrained.meta)
+    start = choose_balance(start, model_config, env)
     title = "model of the weights, not of the flags"
-    print_changes(title, asdict(model_config), asdict(model.config), env)
+    print_changes(title, asdict(model_config), asdict(start.model.config), env)
     env.print(f"weights: {source}")
-    if not pretrained.meta:
+    if not start.meta:
         env.print(
             f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"
         )
-    return Start(model, weights, pretrained.meta)
+    return start
 
 
 def start_from_checkpoint(source: str, init_from: str, model_config: GPTConfig, env: Env) -> Start:
@@ -183,34 +179,35 @@ def start_from_checkpoint(source: str, init_from: str, model_config: GPTConfig, 
             f"model of Hugging Face ({models}), and is none of scratch, resume, auto, auto:SOURCE"
         )
     checkpoint = load_checkpoint(Path(source), parts=("model",))
-    model = empty_model_like(
-        checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path
-    )
-    model, weights = choose_balance(model, checkpoint["model"], model_config, env)
-    print_model_changes(model_config, model.config, env)
+    start = Start(empty_model(checkpoint, model_config), checkpoint["model"], checkpoint["meta"])
+    start = choose_balance(start, model_config, env)
+    print_model_changes(model_config, start.model.config, env)
     env.print(f"weights: {source}, step {checkpoint['step']}")
-    return Start(model, weights, checkpoint["meta"])
+    return start
 
 
-def choose_balance(
-    model: Transformer, weights: dict[str, Tensor], model_config: GPTConfig, env: Env
-) -> tuple[Transformer, dict[str, Tensor]]:
-    """(empty model, weights) of a new run. Its flags choose how experts are balanced, not those of
-    the weights' run. Biases start at 0. Weights with biases keep them, because without biases
-    tokens go to other experts."""
-    old_balance = model.config.balance
+def empty_model(checkpoint: dict[str, Any], model_config: GPTConfig) -> Transformer:
+    """The model of a checkpoint without storage, with the dropout and drop_path of the flags, which
+    have no parameters."""
+    changeable = dict(dropout=model_config.dropout, drop_path=model_config.drop_path)
+    return empty_model_like(checkpoint, **changeable)
+
+
+def choose_balance(start: Start, model_config: GPTConfig, env: Env) -> Start:
+    """Let the flags of a new run choose how experts are balanced, not those of the weights' run.
+    Biases start at 0. Weights with biases keep them, because without biases tokens go to other
+    experts."""
+    config = start.model.config
     new_balance = model_config.balance
-    if not model.config.n_expert or old_balance in (new_balance, "bias"):
-        return model, weights
-    env.print(
-        f"balance of experts: {old_balance} in the run of the weights, {new_balance} in this one"
-    )
-    balanced = type(model).empty(replace(model.config, balance=new_balance))
-    biases = balanced.state_dict().keys() - model.state_dict().keys()
-    weights = dict(weights)
-    for name in biases:
-        weights[name] = torch.zeros(model.config.n_expert)
-    return balanced, weights
+    if not config.n_expert or config.balance in (new_balance, "bias"):
+        return start
+    old = f"{config.balance} in the run of the weights"
+    env.print(f"balance of experts: {old}, {new_balance} in this one")
+    model = type(start.model).empty(replace(config, balance=new_balance))
+    weights = dict(start.weights)
+    for name in model.state_dict().keys() - weights.keys():
+        weights[name] = torch.zeros(config.n_expert)
+    return start._replace(model=model, weights=weights)
 
 
 def check_same_data(
@@ -354,7 +351,7 @@ def compile_if_worthwhile(
         kernel = "flex"
     env.print(f"compile True ({reason}), attention {kernel}")
     if env.device.type == "cuda":
-        env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype)[1]}")
+        env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype).reason}")
     rows = data.validation(eval_tokens=1)
     example = env.put(*env.pin(*data.val_batch(rows, micro)))
     return compile_model(model, config, example, env)

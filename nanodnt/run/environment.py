@@ -21,7 +21,7 @@ from torch import Tensor
 
 from layers import cores
 from nanodnt.run import signals
-from nanodnt.run.hardware import keep_freed_memory, unusable_gpu
+from nanodnt.run.hardware import Choice, keep_freed_memory, unusable_gpu
 
 # the environment variables that torchrun sets
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -157,8 +157,8 @@ class Split(NamedTuple):
     reason: str  # for the log: why this micro batch
 
 
-def choose_device(name: str, local_rank: int = 0) -> tuple[torch.device, str]:
-    """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the
+def choose_device(name: str, local_rank: int = 0) -> Choice:
+    """The torch.device for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the
     machine lacks it."""
     available = {
         "cuda": torch.cuda.is_available(),
@@ -179,29 +179,29 @@ def choose_device(name: str, local_rank: int = 0) -> tuple[torch.device, str]:
             f"device={name} was asked for, but this machine has none: use --device=auto or cpu"
         )
     if kind != "cuda":
-        return torch.device(kind), reason
+        return Choice(torch.device(kind), reason)
     index = int(given_index or local_rank)
     count = torch.cuda.device_count()
     if index >= count:
         problem = f"process {local_rank} wants cuda:{index}, but there are {count} GPUs"
         raise ValueError(f"{problem}: lower --nproc_per_node, or choose another --device")
-    return torch.device("cuda", index), reason
+    return Choice(torch.device("cuda", index), reason)
 
 
-def choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
-    """(torch.dtype, reason) of the matrix multiplications. auto is bf16 where the hardware has it
+def choose_dtype(name: str, device: torch.device) -> Choice:
+    """The torch.dtype of the matrix multiplications. auto is bf16 where the hardware has it
     (emulation does not count), else fp16 with loss scaling on a GPU, else fp32."""
     if name != "auto":
-        return getattr(torch, name), "as asked"
+        return Choice(getattr(torch, name), "as asked")
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16, "auto: the GPU has it"
-        return torch.float16, "auto: the GPU has no bf16; losses are scaled"
+            return Choice(torch.bfloat16, "auto: the GPU has it")
+        return Choice(torch.float16, "auto: the GPU has no bf16; losses are scaled")
     if device.type == "cpu":
         if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
-            return torch.bfloat16, "auto: the CPU has it"
-        return torch.float32, "auto: the CPU has no bf16"
-    return torch.float32, f"auto on {device.type}"
+            return Choice(torch.bfloat16, "auto: the CPU has it")
+        return Choice(torch.float32, "auto: the CPU has no bf16")
+    return Choice(torch.float32, f"auto on {device.type}")
 
 
 def possible_parallel(setting: str, env: Env) -> list[str]:
