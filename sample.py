@@ -48,7 +48,8 @@ def main() -> None:
     sampling.check()
     prompt = read_prompt(config)
     trained = sampling.load_model()
-    model, tokenizer = trained.model, trained.tokenizer
+    model = trained.model
+    tokenizer = trained.tokenizer
     for remark in tokenizer.remarks(prompt):
         print(f"note: the prompt: {remark}", file=sys.stderr)
     texts = continue_text(

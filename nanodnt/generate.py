@@ -1,52 +1,68 @@
-"""Sampling tokens from a model: `generate` with a cache of keys and values, `sample_token` for one
-draw."""
+"""Sampling tokens from a model: `generate`, with a cache of keys and values, and `sample_token`."""
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import GPT
+from nanodnt.data.tokenizer import Tokenizer
 
-WATCHED = 64  # tokens that a run shows at each sample_interval: our choice
+WATCHED = 64  # new tokens that a run shows at each sample_interval: our choice
 
 
 class KVCache:
     """Keys and values of one layer for the tokens seen so far: the first `length` positions of the
     buffers `k` and `v`, (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
-    def __init__(self, size: int, length=0):
-        self.size, self.length, self.k, self.v = size, length, None, None
+    def __init__(self, size: int, length: int = 0) -> None:
+        self.size = size
+        self.length = length
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
 
-    def extend(self, k, v):
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values."""
         if self.k is None:
             shape = (*k.shape[:2], self.size, k.shape[3])
-            self.k, self.v = k.new_empty(shape), v.new_empty(shape)
-        start, self.length = self.length, self.length + k.shape[2]
-        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
-        return (self.k[:, :, : self.length], self.v[:, :, : self.length]) if start else (k, v)
+            self.k = k.new_empty(shape)
+            self.v = v.new_empty(shape)
+        start = self.length
+        self.length += k.shape[2]
+        self.k[:, :, start : self.length] = k
+        self.v[:, :, start : self.length] = v
+        if start == 0:
+            return k, v
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
 
-def attention_kernels(device: torch.device):
+def attention_kernels(device: torch.device) -> AbstractContextManager:
     """Context for the attention of growing sequences. cuDNN, torch's choice on an H100, builds a
     plan for each new length, so for each token: Flash or the memory-efficient kernel are used
     instead."""
-    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(kernels) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 @torch.no_grad()
-def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
+def generate(
+    model: GPT, idx: Tensor, max_new_tokens: int, stop: int | None = None, **draw_options: Any
+) -> Tensor:
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤
     max_new_tokens.
 
-    stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
-    how           to draw a token: options of `sample_token`
+    stop          a token id: a row that has produced it repeats it; generation ends when all rows
+                  have produced it
+    draw_options  keyword arguments of `sample_token`
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training
-    mode dropout is on: call `model.eval()` first.
+    mode dropout is on: call `model.eval()` first. ValueError if logits are not finite.
     """
     limit = model.config.block_size
     size = min(limit, idx.shape[1] + max_new_tokens)
@@ -55,16 +71,19 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
     with attention_kernels(idx.device):
         for _ in range(max_new_tokens):
             if cached == limit:
-                tokens = idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
-                cache, cached = [KVCache(size) for _ in model.blocks], 0
+                tokens = idx
+                if idx.shape[1] > limit:
+                    tokens = idx[:, -max(1, limit // 2) :]
+                cache = [KVCache(size) for _ in model.blocks]
+                cached = 0
             logits = model(tokens, cache=cache)[0][:, -1]
-            if not (logits.amax(-1) < math.inf).all():  # so it is for NaN
-                why = "float16 overflows, or weights are not finite"
+            if not (logits.amax(-1) < math.inf).all():  # also for NaN
                 raise ValueError(
-                    f"the model's logits are not finite ({why}): use --dtype=float32, another checkpoint"
+                    "the model's logits are not finite (float16 overflows, or weights are not "
+                    "finite): use --dtype=float32, another checkpoint"
                 )
             cached += tokens.shape[1]
-            tokens = sample_token(logits, **how)
+            tokens = sample_token(logits, **draw_options)
             if stop is not None:
                 tokens = tokens.masked_fill(done[:, None], stop)
                 done |= tokens[:, 0] == stop
@@ -74,70 +93,22 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, **how):
     return idx
 
 
-def find_unused(model: GPT, tokenizer) -> torch.Tensor | None:
-    """The ids of the model's vocabulary that are no token of `tokenizer`, a Tokenizer, or None
-    where all are.
-
-    A vocabulary made by others can be padded, and such ids have weights like any other."""
-    found = tokenizer.unused_ids(model.config.vocab_size)
-    return torch.tensor(found, device=model.wte.weight.device) if found else None
-
-
-def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
-    """`text`, or if that has no token a new document, continued by n tokens or to end of text: so
-    many texts of `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where
-    it cannot encode the text."""
-    prompt = (text and [*tokenizer.start, *tokenizer.encode(text)]) or tokenizer.new_document()
-    idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
-    how["unused"] = find_unused(model, tokenizer)
-    texts = []
-    for row in generate(model, idx, n, **how)[:, len(prompt) :].tolist():
-        if tokenizer.eot in row:
-            row = row[: row.index(tokenizer.eot)]
-        # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
-        texts.append(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
-    return texts
-
-
-class Watcher:
-    """What a model in training writes after `start`. ValueError where the dataset's tokenizer
-    cannot encode that."""
-
-    def __init__(self, model: GPT, meta: dict, start: str):
-        from nanodnt.data.tokenizer import Tokenizer
-
-        self.model, self.tokenizer, self.start = model, Tokenizer(meta), start
-        try:
-            self.tokenizer.encode(start) if start else self.tokenizer.new_document()
-        except ValueError as e:
-            raise ValueError(f"sample_start={start!r} begins no text: {e}") from None
-
-    def __call__(self, env) -> str:
-        """The text, of WATCHED new tokens, which is printed too. They are the most likely ones: no
-        random number is drawn. All ranks of a sharded model must call it; none ends early, so that
-        each makes the same calls."""
-        self.model.eval()
-        try:
-            # compiled code would be compiled for each length
-            with torch.compiler.set_stance("force_eager"):
-                (text,) = continue_text(
-                    self.model, self.tokenizer, self.start, WATCHED, temperature=0
-                )
-        except ValueError as e:  # logits that are not finite
-            text = f"({e})"
-        self.model.train()
-        env.print(f"it writes: {text!r}")
-        return text
-
-
-def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None, unused=None):
+def sample_token(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    unused: Tensor | None = None,
+) -> Tensor:
     """Draw one token per row: logits (B, V) → ids (B, 1).
 
-    unused        ids that are never drawn, of `find_unused`
-    temperature   0 takes the most likely token
+    temperature   divides the logits; 0 takes the most likely token
     top_k         sample among the k most likely tokens only
-    top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
-    generator     the torch.Generator to draw from; None = torch's global one"""
+    top_p         sample among the fewest most likely tokens whose probabilities sum to at least
+                  top_p
+    generator     the torch.Generator to draw from; None = torch's global one
+    unused        ids that are never drawn, from `find_unused`"""
     if unused is not None:
         logits = logits.index_fill(-1, unused, -math.inf)
     if temperature == 0:
@@ -149,9 +120,83 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     probs = logits.softmax(-1)
     if top_p is not None:
         ordered, order = probs.sort(descending=True)
-        # the tokens before them already have top_p
+        # the tokens before an excluded one already have top_p
         excluded = ordered.cumsum(-1) - ordered >= top_p
         excluded[:, 0] = False  # the most likely token always stays
         ordered[excluded] = 0
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
     return torch.multinomial(probs, 1, generator=generator)
+
+
+def find_unused(model: GPT, tokenizer: Tokenizer) -> Tensor | None:
+    """The ids of the model's vocabulary that are no token of the tokenizer; None if there are none.
+
+    A vocabulary made by others can be padded, and such ids have weights like any other."""
+    unused = tokenizer.unused_ids(model.config.vocab_size)
+    if not unused:
+        return None
+    return torch.tensor(unused, device=model.wte.weight.device)
+
+
+def continue_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    text: str,
+    max_new_tokens: int,
+    rows: int = 1,
+    **options: Any,
+) -> list[str]:
+    """`rows` continuations of `text`, with the text in front; each ends at end of text.
+
+    A text of no token begins a new document. `options`: keyword arguments of `generate`. ValueError
+    if the tokenizer cannot encode the text."""
+    prompt = []
+    if text:
+        prompt = [*tokenizer.start, *tokenizer.encode(text)]
+    prompt = prompt or tokenizer.new_document()
+    idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
+    unused = find_unused(model, tokenizer)
+    out = generate(model, idx, max_new_tokens, unused=unused, **options)
+    texts = []
+    for ids in out[:, len(prompt) :].tolist():
+        if tokenizer.eot in ids:
+            ids = ids[: ids.index(tokenizer.eot)]
+        # decoded together with the prompt: some tokenizers drop the first space of a text
+        prompt_text = tokenizer.decode(prompt)
+        new_text = tokenizer.decode(prompt + ids)[len(prompt_text) :]
+        texts.append(text + new_text)
+    return texts
+
+
+class Watcher:
+    """Shows text that a model in training writes after the prompt `start`. ValueError if the
+    dataset's tokenizer cannot encode it."""
+
+    def __init__(self, model: GPT, meta: dict, start: str) -> None:
+        self.model = model
+        self.tokenizer = Tokenizer(meta)
+        self.start = start
+        try:
+            if start:
+                self.tokenizer.encode(start)
+            else:
+                self.tokenizer.new_document()
+        except ValueError as e:
+            raise ValueError(f"sample_start={start!r} begins no text: {e}") from None
+
+    def __call__(self, env: Any) -> str:
+        """Print the text by `env`, an Env, and return it. Its WATCHED new tokens are the most
+        likely ones: no random number is drawn. All ranks of a sharded model must call it; no rank
+        ends early, so that all make the same calls."""
+        self.model.eval()
+        try:
+            # compiled code would be compiled again for each length
+            with torch.compiler.set_stance("force_eager"):
+                (text,) = continue_text(
+                    self.model, self.tokenizer, self.start, WATCHED, temperature=0
+                )
+        except ValueError as e:  # logits that are not finite
+            text = f"({e})"
+        self.model.train()
+        env.print(f"sample: {text!r}")
+        return text

@@ -1,14 +1,14 @@
-"""Weights into models: from a checkpoint, with the tokenizer if it is asked for; models without a
-block; and Admin's profiled start values."""
+"""Weights into models: from a checkpoint or from elsewhere, with the tokenizer if it is asked for;
+models without a block; Admin's profiled start values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from layers.ops import upcast
 from layers.sharding import assign
@@ -17,103 +17,103 @@ from nanodnt import READERS
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint
 from nanodnt.tasks import task_of
 
+if TYPE_CHECKING:
+    from nanodnt.data.tokenizer import Tokenizer  # a training run loads none
 
-def model_from_checkpoint(checkpoint: dict, **overrides) -> Transformer:
-    """The model of a checkpoint, with its weights, on the CPU. Overrides and errors are
-    `empty_model_like`'s."""
+
+# ------------------------------------------------------------------------------------- checkpoints
+
+
+def model_from_checkpoint(checkpoint: dict[str, Any], **overrides: Any) -> Transformer:
+    """The model of a checkpoint, with its weights, on the CPU. Overrides and errors as in
+    `empty_model_like`."""
     model = empty_model_like(checkpoint, **overrides).to_empty(device="cpu")
     load_weights(model, checkpoint["model"])
     return model
 
 
-def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
-    """The model of a checkpoint without storage (`Network.empty`). `overrides` are config fields
-    that change no shape. Raises ValueError if config or weights do not fit this code; the message
-    names the first wrong field or tensor."""
-    values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
+def empty_model_like(checkpoint: dict[str, Any], **overrides: Any) -> Transformer:
+    """The model of a checkpoint without storage (`Network.empty`). Of the checkpoint only
+    "model_config" and "model" are read.
+
+    overrides  config fields that change no shape
+
+    ValueError if config or weights do not fit this code; the message names the first wrong field or
+    tensor."""
+    values = {**checkpoint["model_config"], **overrides}
+    weights = checkpoint["model"]
     if unknown := values.keys() - {f.name for f in fields(GPTConfig)}:
-        raise ValueError(
-            f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version"
-        )
+        names = sorted(map(str, unknown))
+        raise ValueError(f"the checkpoint's model_config has {names}, unknown to this version")
     config = GPTConfig(**values)
     config.check()
     mismatch = "the checkpoint's weights do not fit its model_config"
-    # checked before a damaged config makes us build millions of blocks
+    # checked first, because a damaged config could ask for millions of blocks
     if config.n_layer > len(weights):
         raise ValueError(f"{mismatch}: {config.n_layer} blocks, but {len(weights)} tensors")
     model = task_of(config).network().empty(config)
-    wanted = model.state_dict()
-    for name in [*wanted, *weights]:
-        needed, found = (
-            t.shape if torch.is_tensor(t) else "absent"
-            for t in (wanted.get(name), weights.get(name))
-        )
-        if needed != found:
-            raise ValueError(f"{mismatch}: {name} is {found}, not {needed}")
+    expected = model.state_dict()
+    for name in [*expected, *weights]:
+        needed_shape = shape_of(expected.get(name))
+        shape = shape_of(weights.get(name))
+        if needed_shape != shape:
+            raise ValueError(f"{mismatch}: {name} is {shape}, not {needed_shape}")
     return model
 
 
-def load_weights(model: Transformer, weights: dict) -> None:
+def shape_of(t: Any) -> torch.Size | str:
+    """The shape of a tensor; "absent" if `t` is no tensor."""
+    return t.shape if torch.is_tensor(t) else "absent"
+
+
+def load_weights(model: Transformer, weights: dict[str, Tensor]) -> None:
     """Copy the full tensors of a state dict into a model, which may be sharded."""
     for name, t in model.state_dict().items():
         assign(t, weights[name])
 
 
-@contextmanager
-def without_block(model: Transformer, number: int | None):
-    """In this context `model` lacks block `number`, counted from 1, and the others keep their
-    constants: LNS's own ℓ, DeepNorm's depth. None: it lacks none."""
-    blocks = model.blocks
-    try:
-        model.blocks = torch.nn.ModuleList(
-            block for i, block in enumerate(blocks, 1) if i != number
-        )
-        yield
-    finally:
-        model.blocks = blocks
-
-
 @dataclass
 class Trained:
-    """`model` on the CPU, in eval mode, in fp32, with the `tokenizer` it was trained with."""
+    """A trained language model and its tokenizer."""
 
-    model: GPT
-    tokenizer: object  # a Tokenizer
-    meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and what else its kind has
-    source: str  # where it is from: a checkpoint's path, or a folder or name of Hugging Face
-    step: int  # optimizer steps it has made; 0 where that is not known
-    doc_mask: bool = False  # whether documents were kept apart in training; False where that is not
-    #   known
+    model: GPT  # on the CPU, in eval mode, in fp32
+    tokenizer: "Tokenizer"
+    meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and other keys of its kind
+    source: str  # a checkpoint's path, or a folder or name of Hugging Face
+    step: int  # optimizer steps it has made; 0 = unknown
+    doc_mask: bool = False  # whether documents were kept apart in training; False = unknown
 
 
-def load_trained(out_dir: str, checkpoint: str) -> Trained:
-    """What the file `checkpoint` of a run directory holds. ValueError if it is missing, damaged or
-    not of text."""
-    from nanodnt.data.tokenizer import Tokenizer  # a run does without
+def load_trained(out_dir: Path | str, checkpoint: str) -> Trained:
+    """The model and tokenizer in the file `checkpoint` of a run directory. ValueError if it is
+    missing, damaged or not a language model's."""
+    from nanodnt.data.tokenizer import Tokenizer
 
     path = Path(out_dir) / checkpoint
     if not path.exists():
-        there = ", ".join(sorted(fingerprint(path.parent)))
-        fix = (
-            f"in {path.parent}: {there} (choose with --checkpoint)"
-            if there
-            else "name the --out_dir of a run"
-        )
+        fix = "name the --out_dir of a run"
+        if names := sorted(fingerprint(path.parent)):
+            fix = f"in {path.parent}: {', '.join(names)} (choose with --checkpoint)"
         raise ValueError(f"there is no checkpoint {path}; {fix}")
-    found = load_checkpoint(path, parts=("model",))
-    if (reads := task_of(found["model_config"]).reads) != "text":
+    content = load_checkpoint(path, parts=("model",))
+    reads = task_of(content["model_config"]).reads
+    if reads != "text":
         raise ValueError(
             f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text"
         )
-    model = model_from_checkpoint(found).eval()
-    # checkpoints of earlier versions lack it
-    doc_mask = found["train_config"].get("doc_mask") is True
+    meta = content["meta"]
     return Trained(
-        model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask
+        model=model_from_checkpoint(content).eval(),
+        tokenizer=Tokenizer(meta),
+        meta=meta,
+        source=str(path),
+        step=content["step"],
+        # checkpoints of earlier versions lack it
+        doc_mask=content["train_config"].get("doc_mask") is True,
     )
 
 
-# ------------------------------------------------------------------------------ other people's weights
+# -------------------------------------------------------------------------- weights from elsewhere
 
 
 class Pretrained(NamedTuple):
@@ -124,9 +124,9 @@ class Pretrained(NamedTuple):
     meta: dict | None  # of the tokenizer; None if the source has none
 
 
-# A reader takes (source, model_config) and returns None if it does not know the source. From
-# `model_config` it takes the dropout rate and the longest context (block_size, 0 = no limit).
-# It raises ValueError, one line, for a source that it knows and cannot read.
+# A function in READERS. It takes (source, model_config) and returns None if it does not know the
+# source. From `model_config` it takes the dropout rate and the longest context (block_size, 0 = no
+# limit). It raises ValueError, one line, for a source that it knows and cannot read.
 Reader = Callable[[str, GPTConfig], Pretrained | None]
 
 
@@ -162,26 +162,47 @@ def load_pretrained(source: str, block_size: int = 0) -> Trained:
     return Trained(model.eval(), Tokenizer(meta), meta, source, step=0)
 
 
+# ------------------------------------------------------------------------------------------ models
+
+
+@contextmanager
+def without_block(model: Transformer, number: int | None) -> Iterator[None]:
+    """In this context `model` lacks block `number`, counted from 1; None = it lacks none. The other
+    blocks keep their constants: LNS's own ℓ, DeepNorm's depth."""
+    blocks = model.blocks
+    others = [block for i, block in enumerate(blocks, 1) if i != number]
+    try:
+        model.blocks = nn.ModuleList(others)
+        yield
+    finally:
+        model.blocks = blocks
+
+
 @torch.no_grad()
-def profile_admin(model: Transformer, *inputs) -> None:
-    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream`
-    takes: ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before
-    sub-layer i runs. Only with `admin`; the model is in eval mode afterwards."""
+def profile_admin(model: Transformer, *inputs: Tensor) -> None:
+    """Give Admin's ω of each sub-layer its start value, from one forward pass of `inputs`, the
+    arguments of `stream`.
+
+    ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i
+    runs. Does nothing without `admin`; else the model is in eval mode afterwards."""
     if not model.config.admin:
         return
-    state = {"omega": 1.0}
+    omega = 1.0
+    variance = 0.0  # of the stream after the skip connection
 
-    def set_omega(skip, args):
-        skip.set_gain(state["omega"])
-        state["stream"] = skip.forward(*args).var(correction=0).item()
+    def set_omega(skip: nn.Module, args: tuple) -> None:
+        nonlocal variance
+        skip.set_gain(omega)
+        variance = skip.forward(*args).var(correction=0).item()
 
-    def compute_next_omega(mid, args, y):
-        state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
+    def compute_next_omega(mid: nn.Module, args: tuple, y: Tensor) -> None:
+        nonlocal omega
+        omega = (variance + upcast(y).var(correction=0).item()) ** 0.5
 
-    # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there
-    # when mid ends
+    # Residual.forward computes skip(x) before mid(f(…)): when mid ends, the variance is known
     with ExitStack() as hooks:
-        for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
-            hooks.enter_context(residual.skip.register_forward_pre_hook(set_omega))
-            hooks.enter_context(residual.mid.register_forward_hook(compute_next_omega))
+        for block in model.blocks:
+            for residual in (block.attn, block.mlp):
+                hooks.enter_context(residual.skip.register_forward_pre_hook(set_omega))
+                hooks.enter_context(residual.mid.register_forward_hook(compute_next_omega))
         model.eval().stream(*inputs)

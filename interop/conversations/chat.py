@@ -28,7 +28,8 @@ def chat_with(
 
     A conversation longer than block_size loses its beginning, as in `generate`. ValueError, one
     line, if there is no template, or if it has no place for `system`."""
-    model, tokenizer = trained.model, trained.tokenizer
+    model = trained.model
+    tokenizer = trained.tokenizer
     template = choose_template(trained, template_name)
     messages = []
     if system:

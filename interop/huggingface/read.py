@@ -1,51 +1,28 @@
-"""Other people's weights: a folder or a name of Hugging Face, as a GPTConfig, a state dict and a
-tokenizer."""
+"""Other people's weights, from a folder or a name of Hugging Face."""
 
 import re
 from pathlib import Path
 
+from torch import Tensor
+
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
 from interop.huggingface.hub import fetch
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
+from model import GPTConfig
 from nanodnt.run.checkpoints import fingerprint
 from nanodnt.weights import Pretrained, empty_model_like
 
-# constants that old versions saved
+# Constants that old versions of transformers saved
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
 
 
 def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pretrained:
     """The model in the folder `name`, or on the Hub, with a context of at most `block_size` tokens
-    (0 = all of its own). ValueError, in one line, if it cannot be fetched or read, or has parts that
-    our model lacks."""
+    (0 = all of its own). ValueError, in one line, if it cannot be fetched or read, or has parts
+    that our model lacks."""
     folder = fetch(name)
     try:
-        theirs = read_json(folder / "config.json")
-        checkpoints = sorted(fingerprint(folder))
-        if checkpoints and "model_type" not in theirs:
-            problem = f"it is a run: train.py takes {folder / checkpoints[0]}, say"
-            raise ValueError(f"{problem}; other commands a run without init_from")
-        if (folder / "ckpt.pt").exists() and not theirs:
-            raise ValueError(
-                "its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md"
-            )
-        if "model_type" not in theirs:
-            raise ValueError("it has no config.json of a model")
-        if theirs.get("model_type") == "nanodnt":
-            weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
-            config = empty_model_like(dict(model_config=theirs["network"], model=weights)).config
-        else:
-            config = config_from_theirs(theirs)
-            prefix = FAMILIES[theirs["model_type"]].prefix
-            tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
-            if config.tie_weights:
-                tensors.pop("lm_head.weight", None)  # the embedding once more
-            weights = tensors_from_theirs(tensors, config, theirs["model_type"])
-        meta = read_tokenizer(folder)
-        if meta and meta["vocab_size"] > config.vocab_size:
-            raise ValueError(
-                f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}"
-            )
+        config, weights, meta = read_folder(folder)
     except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
     # no version writes such values
@@ -61,22 +38,74 @@ def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pr
     return Pretrained(config, weights, meta)
 
 
-def read_tensors(folder: Path) -> dict:
-    """{name: tensor} of all safetensors files of a folder. ValueError where one is missing or
+def read_folder(folder: Path) -> Pretrained:
+    """The model in a folder. ValueError if it is not in Hugging Face's format, or has parts that
+    our model lacks."""
+    theirs = read_json(folder / "config.json")
+    if "model_type" not in theirs:
+        refuse_folder(folder, theirs)
+    if theirs["model_type"] == "nanodnt":
+        config, weights = read_ours(folder, theirs["network"])
+    else:
+        config, weights = read_theirs(folder, theirs)
+    meta = read_tokenizer(folder)
+    if meta and meta["vocab_size"] > config.vocab_size:
+        raise ValueError(
+            f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}"
+        )
+    return Pretrained(config, weights, meta)
+
+
+def refuse_folder(folder: Path, theirs: dict) -> None:
+    """Raise ValueError, with advice, for a folder whose config.json, `theirs`, is not that of a
+    model."""
+    if checkpoints := sorted(fingerprint(folder)):
+        raise ValueError(
+            f"it is a run: train.py takes {folder / checkpoints[0]}, say; "
+            "other commands a run without init_from"
+        )
+    if (folder / "ckpt.pt").exists() and not theirs:
+        raise ValueError(
+            "its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md"
+        )
+    raise ValueError("it has no config.json of a model")
+
+
+def read_ours(folder: Path, network: dict) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """Config and state dict of a folder that carries this project's code."""
+    weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
+    model = empty_model_like({"model_config": network, "model": weights})
+    return model.config, weights
+
+
+def read_theirs(folder: Path, theirs: dict) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """Config and state dict of a folder of one of FAMILIES, in our names and shapes."""
+    config = config_from_theirs(theirs)
+    family = theirs["model_type"]
+    prefix = FAMILIES[family].prefix
+    tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
+    if config.tie_weights:
+        tensors.pop("lm_head.weight", None)  # the embedding once more
+    return config, tensors_from_theirs(tensors, config, family)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """{name: tensor} of all safetensors files of a folder. ValueError if one is missing or
     damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
     if index.is_file():
-        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    found = {}
-    for file in files:
+        names = set(read_json(index)["weight_map"].values())
+    tensors = {}
+    for name in sorted(names):
         try:
-            found |= load_file(file)
+            tensors.update(load_file(folder / name))
         except FileNotFoundError:
             hint = ".bin files are not read: load and save it once with transformers"
-            raise ValueError(f"it has no {file.name} ({hint})") from None
+            raise ValueError(f"it has no {name} ({hint})") from None
         except (SafetensorError, OSError) as e:
-            raise ValueError(f"{file.name} is damaged ({str(e)[:100]})") from None
-    return {name: t for name, t in found.items() if not UNUSED.search(name)}
+            raise ValueError(f"{name} is damaged ({str(e)[:100]})") from None
+    return {name: t for name, t in tensors.items() if not UNUSED.search(name)}

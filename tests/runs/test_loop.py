@@ -107,7 +107,7 @@ def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path
     assert list(texts) == [5, 10, 15, 20] and all(
         text.startswith("AB") and len(text) > 30 for text in texts.values()
     )
-    assert all(f"it writes: {text!r}" in capsys.readouterr().out for text in [texts[20]])
+    assert all(f"sample: {text!r}" in capsys.readouterr().out for text in [texts[20]])
     assert (
         different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"])
         == []
