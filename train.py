@@ -116,7 +116,9 @@ def set_up(
     if len(set(env.gather(state.step))) > 1:
         advice = f"{config.out_dir} must be a folder that all share"
         raise ValueError(f"processes found different checkpoints: {advice}")
-    rollback_row = roll_back(state, spike, config, env) if spike else None
+    rollback_row = None
+    if spike:
+        rollback_row = roll_back(state, spike, config.batch_size, config.max_rollbacks, env)
     return Run(
         config=config,
         env=env,
@@ -292,7 +294,7 @@ def what_is_due(config: TrainConfig, state: RunState) -> Due:
 class Batch(NamedTuple):
     """This process's part of a batch, on its device."""
 
-    tensors: tuple[Tensor, ...]  # inputs, targets, and what else the model takes: (rows, …)
+    tensors: tuple[Tensor, ...]  # arguments of the model: inputs, targets, …, each (rows, …)
     targets_per_rank: float | None  # targets in the loss / number of processes; None = all count
 
 
@@ -371,7 +373,8 @@ def train(run: Run, records: Records) -> int:
                 is_best = evaluate_and_record(run, row)
         if not state.pending:
             records.write(row)
-        if run.stop.agreed(env) or due.save:
+        stopping = run.stop.agreed(env)  # all ranks ask after each step
+        if due.save or stopping:
             with meter.paused("saving_s"):
                 save(run, records, is_best)
 
@@ -390,20 +393,31 @@ def catch_up(run: Run, records: Records) -> None:
             is_best = evaluate_and_record(run, row)
     if not state.pending:
         records.write(row)
-    run.stop.agreed(run.env)
+    run.stop.agreed(run.env)  # if so, the run is over
     is_saved = run.resumed_from is not None and run.rollback_row is None
     if not is_saved or "val_loss" in row:
         with records.meter.paused("saving_s"):
             save(run, records, is_best)
 
 
+def evaluate_run(run: Run) -> dict[str, float] | None:
+    """The validation scores of the run as it is now; None if it is stopped meanwhile."""
+    return evaluate(
+        model=run.eval_model,
+        task=run.task,
+        data=run.data,
+        eval_tokens=run.config.eval_tokens,
+        micro=run.trainer.micro,
+        env=run.env,
+        stop=run.stop,
+    )
+
+
 def evaluate_and_record(run: Run, row: dict[str, Any]) -> bool:
     """Add the validation scores to `row`. Returns whether they are the best so far. If the run is
     stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
-    config, env, state = run.config, run.env, run.state
-    scores = evaluate(
-        run.eval_model, run.task, run.data, config.eval_tokens, run.trainer.micro, env, run.stop
-    )
+    state = run.state
+    scores = evaluate_run(run)
     if scores is None:
         state.pending = finite(row)
         return False
@@ -412,14 +426,15 @@ def evaluate_and_record(run: Run, row: dict[str, Any]) -> bool:
     state.evaluated = state.step
     row.update(scores)
     best = " (best)" if is_best else ""
-    env.print(f"step {state.step}: {validation_line(scores)}{best}")
+    run.env.print(f"step {state.step}: {validation_line(scores)}{best}")
     return is_best
 
 
 def save(run: Run, records: Records, is_best: bool) -> None:
     """Copy everything to the host; a thread writes it while training goes on. All ranks must call
     it."""
-    config, state, trainer = run.config, run.state, run.trainer
+    state = run.state
+    trainer = run.trainer
     run.stop.nothing_to_lose = False
     tensors = records.saver.copy(
         {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
@@ -429,10 +444,10 @@ def save(run: Run, records: Records, is_best: bool) -> None:
         "scaler": trainer.scaler.state_dict(),
         "meta": run.data.meta,
         "model_config": asdict(trainer.model.config),
-        "train_config": asdict(config),
+        "train_config": asdict(run.config),
         **asdict(state),
     }
-    keep = is_due(config.keep_every, state.step)
+    keep = is_due(run.config.keep_every, state.step)
     records.saver.save(tensors, values, is_best, keep=keep)
 
 
@@ -489,9 +504,7 @@ def run_once(
     describe_run(trainer.model, trainer.optimizer, run.data, run.split, config, env)
     if not config.eval_only:
         return train(run, open_records(run, clock, seen))
-    scores = evaluate(
-        run.eval_model, run.task, run.data, config.eval_tokens, trainer.micro, env, stop
-    )
+    scores = evaluate_run(run)
     if scores:
         env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
     return stop.exit_code()

@@ -73,17 +73,19 @@ def record_loss(loss: float, state: RunState, config: TrainConfig) -> RollBack |
     return RollBack(message, state.step, loss, median_loss)
 
 
-def roll_back(state: RunState, spike: RollBack, config: TrainConfig, env: Env) -> dict[str, Any]:
+def roll_back(
+    state: RunState, spike: RollBack, batch_size: int, max_rollbacks: int, env: Env
+) -> dict[str, Any]:
     """Let a state just restored skip the batches up to the spike. Returns the roll-back's row of
     metrics.jsonl."""
     n_skipped = spike.step - state.step
     state.shift += n_skipped
-    state.rows += n_skipped * config.batch_size
+    state.rows += n_skipped * batch_size
     state.rollbacks += 1
     env.print(
         f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step "
         f"{spike.step}, usually {spike.median_loss:.4f}; the {n_skipped} batches between are "
-        f"skipped ({state.rollbacks} of {config.max_rollbacks})"
+        f"skipped ({state.rollbacks} of {max_rollbacks})"
     )
     return dict(
         step=state.step,

@@ -69,7 +69,7 @@ def find_start(
     if checkpoint is not None:
         fill_if_same_kind(model_config, meta, config.dataset)
         check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
-        start = resume(checkpoint, config, model_config, env)
+        start = resume(checkpoint, asdict(config), model_config, env)
     elif source == "scratch":
         start = start_fresh(model_config, meta, config.dataset)
     else:
@@ -141,15 +141,15 @@ def start_fresh(model_config: GPTConfig, meta: dict[str, Any], dataset: str) -> 
 
 
 def resume(
-    checkpoint: dict[str, Any], config: TrainConfig, model_config: GPTConfig, env: Env
+    checkpoint: dict[str, Any], settings: dict[str, Any], model_config: GPTConfig, env: Env
 ) -> Start:
-    """The run of `checkpoint` continues; changed flags are printed. ValueError where its weights do
-    not fit this code."""
+    """The run of `checkpoint` continues, with these `settings` of training; those that differ are
+    printed. ValueError where its weights do not fit this code."""
     model = empty_model(checkpoint, model_config)
     print_model_changes(model_config, model.config, env)
-    given = {name: value for name, value in asdict(config).items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     print_changes("changed on resume", checkpoint["train_config"], given, env)
-    env.print(f"weights: {config.out_dir}, step {checkpoint['step']}")
+    env.print(f"weights: {settings['out_dir']}, step {checkpoint['step']}")
     return Start(model, checkpoint["model"], checkpoint["meta"], checkpoint)
 
 
@@ -347,7 +347,7 @@ def compile_if_worthwhile(
     from nanodnt.run.compilation import can_use_flex, compile_model
     from nanodnt.run.kernels import choose_kernels
 
-    if can_use_flex(model.config, config, env):
+    if can_use_flex(model.config, config.doc_mask, env):
         kernel = "flex"
     env.print(f"compile True ({reason}), attention {kernel}")
     if env.device.type == "cuda":
