@@ -403,13 +403,13 @@ def catch_up(run: Run, records: Records) -> None:
 def evaluate_run(run: Run) -> dict[str, float] | None:
     """The validation scores of the run as it is now; None if it is stopped meanwhile."""
     return evaluate(
-        model=run.eval_model,
-        task=run.task,
-        data=run.data,
-        eval_tokens=run.config.eval_tokens,
-        micro=run.trainer.micro,
-        env=run.env,
-        stop=run.stop,
+        run.eval_model,
+        run.task,
+        run.data,
+        run.config.eval_tokens,
+        run.trainer.micro,
+        run.env,
+        run.stop,
     )
 
 
