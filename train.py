@@ -6,14 +6,16 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 """
 
 import gc
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 import torch
+from torch import Tensor
 
 from configurator import configure, describe
 from model import GPTConfig, Transformer
@@ -26,396 +28,505 @@ from nanodnt.engine import (
     set_learning_rates,
     training_step,
 )
-from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
+from nanodnt.guard import RollBack, find_failure, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
 from nanodnt.run.directory import RunDirectory
-from nanodnt.run.environment import Env, Stop, environment
+from nanodnt.run.environment import Env, Split, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.run.metrics import (
+    Clock,
     Meter,
     draw_loss,
     end_line,
     finite,
-    make_watchers,
     progress_line,
     validation_line,
 )
 from nanodnt.settings import TrainConfig
 from nanodnt.start import (
-    allocate_and_fill,
-    compile_run,
+    compile_if_worthwhile,
     describe_run,
+    fill_model,
     find_start,
     restore,
     split_run,
 )
 from nanodnt.tasks import Task, open_data, task_of_data
-from nanodnt.weights import read_pretrained
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # which can read weights of Hugging Face
+    import interop  # noqa: F401  # reads other people's weights
+
+if TYPE_CHECKING:  # loaded only if a flag asks for them
+    from nanodnt.generate import Watcher
+    from nanodnt.run.tracking import Tracker
+
+# ------------------------------------------------------------------------------------------- set-up
 
 
 @dataclass
 class Run:
-    """Everything that the loop uses."""
+    """A run that is set up, new or resumed."""
 
     config: TrainConfig
     env: Env
     stop: Stop
     task: Task
     data: PreparedData
-    dataset_meta: dict
-    model: Transformer  # what checkpoints hold
-    compiled: Transformer  # what steps and evaluations call: the same, compiled if that is chosen
-    optimizer: Optimizer
-    scaler: torch.amp.GradScaler  # of the loss, for fp16
-    state: RunState
-    micro: int  # sequences, or images, of one micro batch
-    accumulation: int  # micro batches of a step, in this process
-    saved_step: int  # of the last checkpoint, -1 = none
-    resumed_from: Path | None  # a checkpoint's file
-    rollback_row: dict | None = None  # of metrics.jsonl: a roll-back that no checkpoint holds yet
-    meter: Meter | None = None
-    tracker: object = None  # a Tracker
-    watcher: object = None  # a Watcher
-    saver: Saver | None = None
-    directory: RunDirectory | None = None  # of rank 0
-    result: tuple | None = None  # of the step just made, a StepResult
-    rates: dict | None = None  # its learning rates
-    failure: Exception | None = None  # what ends the loop
+    split: Split  # over processes and micro batches
+    trainer: Trainer  # with model, optimizer and loss scaler, which checkpoints hold
+    eval_model: Transformer  # the model, compiled if that is chosen
+    state: RunState  # its progress
+    resumed_from: Path | None  # the file of a checkpoint; None = a new run
+    rollback_row: dict[str, Any] | None  # of metrics.jsonl, if this start rolls the run back
 
-    @property
-    def step_tokens(self) -> int:
-        return self.config.batch_size * self.data.block_size
-
-    @property
-    def step_flops(self) -> int:
-        return self.step_tokens * self.model.flops_per_token()
-
-    @property
-    def row_offset(self) -> int:
-        """Rows by which batches are ahead of `step * batch_size`: 0 unless earlier steps had
-        another batch size."""
-        return self.state.rows - (self.state.step + self.state.shift) * self.config.batch_size
-
-    @property
-    def ending(self) -> str:
-        """Why the run ends at this step, in words; "" = it goes on."""
-        reached = 0 < self.config.target_val_loss >= self.state.best_val_loss
-        return (
-            "target_val_loss reached"
-            if reached
-            else "done" * (self.state.step >= self.config.max_iters)
-        )
-
-    @property
-    def will_roll_back(self) -> bool:
-        """A spike rolls back while roll-backs are left; after that it ends the run like any other
-        failure."""
-        return (
-            isinstance(self.failure, RollBack) and self.state.rollbacks < self.config.max_rollbacks
-        )
-
-    def is_due(self, interval: int, ahead: int = 0) -> bool:
-        """Whether something with this interval (0 = never) is due at this step, or so many steps
-        `ahead`."""
-        return interval > 0 and (self.state.step + ahead) % interval == 0
+    def is_over(self) -> bool:
+        return self.stop.stopped or why_over(self.config, self.state) != ""
 
 
-def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -> Run:
-    """Model, optimizer, data and progress of a run, new or resumed."""
+def set_up(
+    config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None
+) -> Run:
+    """Data, model, optimizer and progress of a run, new or resumed. `spike`: what the run is to be
+    rolled back for."""
     # 1. the dataset
     meta = load_meta(config.dataset, verify=env.is_main)
     env.check_same({"contents of the dataset": meta})
 
-    # 2. the network without storage, its weights if there are any, and what it reads
-    model, weights, checkpoint = find_start(config, model_config, meta, env, read_pretrained)
+    # 2. the network without storage, its weights if there are any, and the data that it reads
+    start = find_start(config, model_config, meta, env)
+    model = start.model
     data = open_data(config, model.config, meta)
 
-    # 3. how the run is split over the devices, storage on them, the optimizer
+    # 3. how the run is split over the devices, and the model on them
     split = split_run(model, config, env)
-    allocate_and_fill(model, weights, data, config, env, split.keep)
-    prepare_model(model, config, env)
-    optimizer = make_optimizer(model, config)
+    placed = place(model, start.weights, data, split, config, env)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
+    trainer = Trainer(model, placed.optimizer, scaler, split.micro, config.grad_clip)
+    trainer.step_model = placed.step_model
+    trainer.average_gradients = placed.average_gradients
 
-    # 4. how far the run was
-    state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()
+    # 4. the progress of the run
+    state = RunState()
+    resumed_from = None
+    if start.checkpoint:
+        state = restore(start.checkpoint, placed.optimizer, scaler, config, env)
+        resumed_from = start.checkpoint["path"]
     # also a barrier: now rank 0 may replace the checkpoint
     if len(set(env.gather(state.step))) > 1:
-        raise ValueError(
-            f"processes found different checkpoints: {config.out_dir} must be a folder that all share"
-        )
+        advice = f"{config.out_dir} must be a folder that all share"
+        raise ValueError(f"processes found different checkpoints: {advice}")
+    rollback_row = None
+    if spike:
+        rollback_row = roll_back(state, spike, config.batch_size, config.max_rollbacks, env)
     return Run(
         config=config,
         env=env,
         stop=stop,
         task=task_of_data(meta),
         data=data,
-        dataset_meta=meta,
-        model=model,
-        compiled=model,
-        optimizer=optimizer,
-        scaler=scaler,
+        split=split,
+        trainer=trainer,
+        eval_model=placed.eval_model,
         state=state,
-        micro=split.micro,
-        accumulation=split.accumulation,
-        saved_step=state.step if checkpoint else -1,
-        resumed_from=checkpoint and checkpoint["path"],
+        resumed_from=resumed_from,
+        rollback_row=rollback_row,
     )
 
 
-def open_records(run: Run, seen: dict) -> None:
-    """Start what watches and writes: tracker, checkpoints, metrics. `seen`: the checkpoints that
-    were there before."""
-    config, env, state = run.config, run.env, run.state
-    run.tracker, run.watcher = make_watchers(run)
-    saved_bytes = 4 * run.model.num_params() + state_bytes(run.model, config)
+class Placed(NamedTuple):
+    """A model on its devices."""
+
+    optimizer: Optimizer
+    eval_model: Transformer  # the model, compiled if that is chosen
+    step_model: Callable  # the same, wrapped for several processes
+    average_gradients: Callable[[], None]  # called after the backward passes of a step
+
+
+def place(
+    model: Transformer,
+    weights: dict[str, Tensor] | None,
+    data: PreparedData,
+    split: Split,
+    config: TrainConfig,
+    env: Env,
+) -> Placed:
+    """Bring an empty model onto the devices, and wrap it for training, in this order."""
+    # 1. shard: FSDP2 splits parameters that have no storage yet
+    if split.parallel == "fsdp":
+        from nanodnt.run.parallel import shard_model
+
+        shard_model(model, config.fsdp_shard_size, env, split.keep)
+
+    # 2. storage, and weights in it
+    fill_model(model, weights, data, config.batch_size, config.seed, env)
+
+    # 3. dtypes and activation checkpointing
+    prepare_model(model, config, env)
+
+    # 4. the optimizer: before the first forward pass, in which FSDP2 replaces sharded parameters
+    optimizer = make_optimizer(model, config)
+
+    # 5. compile
+    eval_model = compile_if_worthwhile(model, data, split.micro, config, env)
+
+    # 6. DDP
+    if split.parallel == "ddp" and not config.eval_only:
+        from nanodnt.run.compilation import choose_blocks
+        from nanodnt.run.parallel import averaging, data_parallel
+
+        if choose_blocks(config, model, split.parallel, env.world_size).value:
+            return Placed(optimizer, eval_model, data_parallel(eval_model, env), lambda: None)
+        return Placed(optimizer, eval_model, eval_model, averaging(model))
+    return Placed(optimizer, eval_model, eval_model, lambda: None)
+
+
+# ------------------------------------------------------------------------------------------ records
+
+
+@dataclass
+class Records:
+    """What a run measures, and where it writes that."""
+
+    meter: Meter
+    saver: Saver  # of checkpoints
+    directory: RunDirectory | None  # None but on rank 0
+    tracker: "Tracker | None"  # None if track_interval=0
+    watcher: "Watcher | None"  # None if sample_interval=0
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append a row to metrics.jsonl, if it has more than its step and tokens."""
+        if self.directory and len(row) > 2:
+            with self.meter.paused():
+                self.directory.write(row)
+
+
+def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
+    """Open what watches a run and writes its files. `seen`: the fingerprint of the run directory
+    before this start has read it."""
+    config, env, state, model = run.config, run.env, run.state, run.trainer.model
+    tracker = None
+    if config.track_interval:
+        from nanodnt.run.tracking import Tracker
+
+        tracker = Tracker(model, run.trainer.optimizer, run.data, config, env)
+    watcher = None
+    if config.sample_interval:
+        from nanodnt.generate import Watcher
+
+        watcher = Watcher(model, run.data.meta, config.sample_start)
+        for remark in watcher.tokenizer.remarks(config.sample_start):
+            env.print(f"note: sample_start: {remark}")
+
+    saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
-    run.saver = Saver(Path(config.out_dir), env, sharded)
-    env.closing.append(run.saver.close)  # which waits for the last write
+    saver = Saver(Path(config.out_dir), env, sharded)
+    env.closing.append(saver.close)  # which waits for the last write
+
+    directory = None
     if env.is_main:
-        run.directory = RunDirectory(Path(config.out_dir))
-        # the rows of metrics.jsonl to keep; a pending one and that of a roll-back are still to be
-        # written
+        directory = RunDirectory(Path(config.out_dir))
+        # a pending row is still to be written, and that of a roll-back
         last_step = state.step - 1 if state.pending else state.step
         last_rollback = state.rollbacks - 1 if run.rollback_row else state.rollbacks
-        state.wandb_id = run.directory.claim(
+        state.wandb_id = directory.claim(
             resumed=run.resumed_from,
             keep_until=(last_step, last_rollback),
-            configs={"model": asdict(run.model.config), "train": asdict(config)},
-            needed_bytes=8 * run.model.num_params(),  # weights and one momentum at least
+            configs={"model": asdict(model.config), "train": asdict(config)},
+            needed_bytes=8 * model.num_params(),  # weights and one momentum at least
             seen=seen,
             wandb_id=state.wandb_id,
         )
-        run.saver.clean()  # what a kill has left
+        saver.clean()  # shards that a kill has left
         if run.rollback_row:
-            run.directory.write(run.rollback_row)
+            directory.write(run.rollback_row)
+
+    step_tokens = config.batch_size * run.data.block_size
+    counts = {"tokens_per_s": step_tokens, **run.task.step_counts(config.batch_size)}
+    step_flops = step_tokens * model.flops_per_token()
+    meter = Meter(state.skipped, counts, step_flops, config.peak_flops, env, clock)
+    return Records(meter, saver, directory, tracker, watcher)
 
 
-def what_is_due(run: Run) -> SimpleNamespace:
-    """What is due at this step, done in this order. The last step is logged and evaluated in any
-    case."""
-    config, step, has_trained = run.config, run.state.step, run.result is not None
-    return SimpleNamespace(
-        log=has_trained
-        and (
-            bool(run.ending) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)
-        ),
-        track=has_trained and run.is_due(config.track_interval),
-        sample=has_trained and run.is_due(config.sample_interval),
-        evaluate=run.state.evaluated != step and (run.ending or run.is_due(config.eval_interval)),
-        save=run.saved_step != step
-        and (
-            run.rollback_row is not None
-            or run.is_due(config.save_interval)
-            or run.is_due(config.keep_every)
-        ),
+# -------------------------------------------------------------------------------------- what is due
+
+
+def why_over(config: TrainConfig, state: RunState) -> str:
+    """Why the run ends at this step, in words; "" = it goes on."""
+    if config.target_val_loss > 0 and state.best_val_loss <= config.target_val_loss:
+        return "target_val_loss reached"
+    if state.step >= config.max_iters:
+        return "done"
+    return ""
+
+
+def is_due(interval: int, step: int) -> bool:
+    """Whether something with this interval (0 = never) is due after `step` steps."""
+    return interval > 0 and step % interval == 0
+
+
+class Due(NamedTuple):
+    """What is due after a step, in this order."""
+
+    log: bool
+    track: bool
+    sample: bool
+    evaluate: bool
+    save: bool
+
+
+def what_is_due(config: TrainConfig, state: RunState) -> Due:
+    """The last step is always logged, evaluated and saved; so is each step that is evaluated."""
+    step = state.step
+    evaluates = is_due(config.eval_interval, step) or why_over(config, state) != ""
+    return Due(
+        log=evaluates or is_due(config.log_interval, step),
+        track=is_due(config.track_interval, step),
+        sample=is_due(config.sample_interval, step),
+        evaluate=evaluates,
+        save=evaluates or is_due(config.save_interval, step) or is_due(config.keep_every, step),
     )
 
 
-def log_step(run: Run, metrics_row: dict, due: SimpleNamespace) -> None:
-    """Log the step just made. What ends the run is found here: then it is saved, unless the loss
-    spiked."""
-    # blocks until the device is done
-    row, streak, seconds = run.meter.read(run.result, run.rates, run.state.step)
-    metrics_row |= row
-    run.env.print(progress_line(metrics_row, run.config.max_iters, seconds))
-    stuck = check_skipped(streak, run.state, run.model, run.config, run.env)
-    run.failure = record_loss(row["train_loss"], run.state, run.config) or stuck
-    if run.failure:
-        due.evaluate = False
-        due.save = run.saved_step != run.state.step and not isinstance(run.failure, RollBack)
+# ----------------------------------------------------------------------------------------- training
 
 
-def evaluate_step(run: Run, metrics_row: dict) -> bool:
-    """Add what the validation gives to `metrics_row`. Returns whether it is the best so far. If the
-    run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes
-    it."""
+class Batch(NamedTuple):
+    """This process's part of a batch, on its device."""
+
+    tensors: tuple[Tensor, ...]  # arguments of the model: inputs, targets, …, each (rows, …)
+    targets_per_rank: float | None  # targets in the loss / number of processes; None = all count
+
+
+def read_batches_ahead(
+    data: PreparedData, state: RunState, batch_size: int, env: Env
+) -> Callable[[int], Batch]:
+    """A function of the step, whose batch a thread reads during the step before."""
+    rows_per_process = batch_size // env.world_size
+    own_rows = slice(env.rank * rows_per_process, (env.rank + 1) * rows_per_process)
+    shift = state.shift
+    # rows by which batches are ahead of step · batch_size: 0 unless batch_size was changed
+    offset = state.rows - (state.step + shift) * batch_size
+
+    def read(step: int) -> tuple[Tensor, ...]:
+        return env.pin(*data.batch(step + shift, batch_size, own_rows, offset))
+
+    prefetch = Prefetch(read)
+
+    def next_batch(step: int) -> Batch:
+        n_targets = data.loss_tokens(step + shift, batch_size, offset)
+        targets_per_rank = None if n_targets is None else n_targets / env.world_size
+        return Batch(env.put(*prefetch(step)), targets_per_rank)
+
+    return next_batch
+
+
+def train(run: Run, records: Records) -> int:
+    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
+    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go
+    on."""
+    config, env, state, trainer = run.config, run.env, run.state, run.trainer
+    meter = records.meter
+    next_batch = read_batches_ahead(run.data, state, config.batch_size, env)
+    step_tokens = config.batch_size * run.data.block_size
+    first_step = state.step
+    gc.collect()
+    gc.freeze()  # the collector need not walk through what is alive now
+    meter.start(state.step)
+
+    catch_up(run, records)
+    while not run.is_over():
+        # 1. one optimizer step
+        run.stop.nothing_to_lose = False
+        seed_step(config.seed, state.step, env.rank)
+        rates = set_learning_rates(trainer.optimizer, state.step, config)
+        batch = next_batch(state.step)
+        if is_due(config.track_interval, state.step + 1):
+            records.tracker.before()
+        result = training_step(trainer, batch.tensors, batch.targets_per_rank)
+        state.advance(config.batch_size, step_tokens)
+        meter.count(result.found_inf)
+
+        # 2. what is due after it
+        due = what_is_due(config, state)
+        row = {"step": state.step, "tokens": state.tokens}
+        failure = None
+        is_best = False
+        records.saver.finish(wait=False)  # raises the error of a write that has failed
+        if due.log:
+            reading = meter.read(result.loss, result.grad_norm, rates, state.step)
+            row.update(reading.row)
+            env.print(progress_line(row, config.max_iters, reading.step_s))
+            failure = find_failure(
+                row["train_loss"], reading.longest_streak, state, trainer.model, config, env
+            )
+        if due.track:
+            with meter.paused("tracking_s"):
+                row["track"] = records.tracker.after(result.grad_norm, result.found_inf)
+        if due.sample:  # before the row may have to wait for an evaluation
+            with meter.paused("evaluating_s"):
+                row["sample"] = records.watcher(env)
+        if failure:
+            end_failed(run, records, row, failure)
+        if due.evaluate:
+            with meter.paused("evaluating_s"):
+                is_best = evaluate_and_record(run, row)
+        if not state.pending:
+            records.write(row)
+        stopping = run.stop.agreed(env)  # all ranks ask after each step
+        if due.save or stopping:
+            with meter.paused("saving_s"):
+                save(run, records, is_best)
+
+    return finish(run, records, has_trained=state.step > first_step)
+
+
+def catch_up(run: Run, records: Records) -> None:
+    """Do what a start owes before its first step: the evaluation of its step, the row that waits
+    for it, and a checkpoint of a new run, or of one that was rolled back."""
     state = run.state
-    scores = evaluate(run.compiled, run.task, run.data, run.config, run.micro, run.env, run.stop)
+    row = {"step": state.step, "tokens": state.tokens, **state.pending}
+    state.pending = {}
+    is_best = False
+    if what_is_due(run.config, state).evaluate and state.evaluated != state.step:
+        with records.meter.paused("evaluating_s"):
+            is_best = evaluate_and_record(run, row)
+    if not state.pending:
+        records.write(row)
+    run.stop.agreed(run.env)  # if so, the run is over
+    is_saved = run.resumed_from is not None and run.rollback_row is None
+    if not is_saved or "val_loss" in row:
+        with records.meter.paused("saving_s"):
+            save(run, records, is_best)
+
+
+def evaluate_run(run: Run) -> dict[str, float] | None:
+    """The validation scores of the run as it is now; None if it is stopped meanwhile."""
+    return evaluate(
+        run.eval_model,
+        run.task,
+        run.data,
+        run.config.eval_tokens,
+        run.trainer.micro,
+        run.env,
+        run.stop,
+    )
+
+
+def evaluate_and_record(run: Run, row: dict[str, Any]) -> bool:
+    """Add the validation scores to `row`. Returns whether they are the best so far. If the run is
+    stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
+    state = run.state
+    scores = evaluate_run(run)
     if scores is None:
-        state.pending = finite(metrics_row)
+        state.pending = finite(row)
         return False
     is_best = scores["val_loss"] < state.best_val_loss
     state.best_val_loss = min(state.best_val_loss, scores["val_loss"])
     state.evaluated = state.step
-    metrics_row |= scores
-    run.env.print(f"step {state.step}: {validation_line(scores)}{' (best)' if is_best else ''}")
+    row.update(scores)
+    best = " (best)" if is_best else ""
+    run.env.print(f"step {state.step}: {validation_line(scores)}{best}")
     return is_best
 
 
-def save(run: Run, is_best: bool) -> None:
+def save(run: Run, records: Records, is_best: bool) -> None:
     """Copy everything to the host; a thread writes it while training goes on. All ranks must call
     it."""
+    state = run.state
+    trainer = run.trainer
     run.stop.nothing_to_lose = False
-    state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
-    tensors = run.saver.copy(state)
-    run.saved_step, run.rollback_row = run.state.step, None
-    run.state.skipped = int(run.meter.counts[0])
-    configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
-    rest = {
-        "scaler": run.scaler.state_dict(),
-        "meta": run.dataset_meta,
-        **configs,
-        **asdict(run.state),
+    tensors = records.saver.copy(
+        {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+    )
+    state.skipped = records.meter.skipped_steps()
+    values = {
+        "scaler": trainer.scaler.state_dict(),
+        "meta": run.data.meta,
+        "model_config": asdict(trainer.model.config),
+        "train_config": asdict(run.config),
+        **asdict(state),
     }
-    run.saver.save(tensors, rest, is_best, keep=run.is_due(run.config.keep_every))
+    keep = is_due(run.config.keep_every, state.step)
+    records.saver.save(tensors, values, is_best, keep=keep)
 
 
-def read_batches_ahead(run: Run) -> Prefetch:
-    """A function of the step: this process's part of the batch, on the host. A thread reads the
-    next one meanwhile."""
-    per_process = run.micro * run.accumulation
-    own_rows = slice(run.env.rank * per_process, (run.env.rank + 1) * per_process)
-    shift, offset = run.state.shift, run.row_offset
-
-    def fetch(step: int) -> tuple:
-        return run.env.pin(*run.data.batch(step + shift, run.config.batch_size, own_rows, offset))
-
-    return Prefetch(fetch)
-
-
-def train(run: Run) -> int:
-    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
-    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go
-    on."""
-    config, env, state, data = run.config, run.env, run.state, run.data
-    next_batch = read_batches_ahead(run)
-    trainer = Trainer(
-        run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, run.compiled
-    )
-    if env.parallel == "ddp":  # under FSDP the model is sharded already
-        from nanodnt.run.compilation import choose_blocks
-        from nanodnt.run.parallel import averaging, data_parallel
-
-        if choose_blocks(config, run.model, env.parallel, env.world_size)[0]:
-            trainer.step_model = data_parallel(run.compiled, env)
-        else:
-            trainer.average_gradients = averaging(run.model)
-    gc.collect()
-    gc.freeze()  # the collector need not walk through what is alive now
-    run.meter = Meter(
-        state, run.step_tokens, run.step_flops, config, env, run.task.step_counts(config.batch_size)
-    )
-
-    while True:
-        # 1. what the step before gives (of a run that starts: what is due at its step): log, track,
-        # evaluate, save
-        run.saver.finish(wait=False)  # a write that failed ends the run here
-        due, metrics_row = (
-            what_is_due(run),
-            {"step": state.step, "tokens": state.tokens} | state.pending,
-        )
-        state.pending = {}
-        if due.log:
-            log_step(run, metrics_row, due)
-        with run.meter.paused(wait=due.track or due.evaluate or due.save or due.sample):
-            if due.track:
-                with run.meter.stalled("tracking_s"):
-                    metrics_row["track"] = run.tracker.after(
-                        run.result.grad_norm, run.result.found_inf
-                    )
-            with run.meter.stalled("evaluating_s"):
-                if due.sample:  # before the row may have to wait for an evaluation
-                    metrics_row["sample"] = run.watcher(env)
-                is_best = due.evaluate and evaluate_step(run, metrics_row)
-            # more than step and tokens
-            if env.is_main and len(metrics_row) > 2 and not state.pending:
-                run.directory.write(
-                    metrics_row | ({"failure": str(run.failure)} if run.failure else {})
-                )
-            if run.will_roll_back:
-                break
-            stopping = run.stop.agreed(env)
-            evaluated = due.evaluate and not state.pending
-            if (
-                due.save
-                or evaluated
-                or (stopping and run.saved_step != state.step and not run.failure)
-            ):
-                with run.meter.stalled("saving_s"):
-                    save(run, is_best)
-        if run.failure or stopping or run.ending:
-            break
-
-        # 2. one optimizer step
-        run.stop.nothing_to_lose = False
-        seed_step(config.seed, state.step, env.rank)
-        run.rates = set_learning_rates(run.optimizer, state.step, config)
-        batch = env.put(*next_batch(state.step))
-        if run.is_due(config.track_interval, ahead=1):
-            run.tracker.before()
-        # None: all
-        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, run.row_offset)
-        run.result = training_step(trainer, batch, n_targets and n_targets / env.world_size)
-        run.meter.count(run.result.found_inf)
-        state.step += 1
-        state.rows += config.batch_size
-        state.tokens += run.step_tokens
-
-    return finish(run)
-
-
-def finish(run: Run) -> int:
-    """Finish all writes. Returns the exit code, or raises the failure that ended the loop."""
+def finish(run: Run, records: Records, has_trained: bool) -> int:
+    """Wait for the last checkpoint and complete the run directory. Returns the exit code."""
     gc.unfreeze()
-    run.saver.finish()
-    if run.failure:
-        if run.env.is_main:
-            run.directory.close()
-        if not run.will_roll_back:
-            raise ValueError(str(run.failure))
-        run.saver.close()
-        run.env.barrier()  # the others wait until rank 0 has written the checkpoint
-        raise run.failure
-    end = run.meter.end("stopped" if run.stop.stopped else run.ending, run.state)
-    if run.env.is_main:
-        draw_loss(run.directory.path, run.task.loss_unit)
-        run.directory.close(end, trained=run.result is not None)
-        run.env.print(f"{end_line(end)}; run directory {run.directory.path}")
+    records.saver.finish()
+    reason = "stopped" if run.stop.stopped else why_over(run.config, run.state)
+    end = records.meter.end(reason, run.state)
+    if records.directory:
+        path = records.directory.path
+        draw_loss(path, run.task.loss_unit)
+        records.directory.close(end, trained=has_trained)
+        run.env.print(f"{end_line(end)}; run directory {path}")
     return run.stop.exit_code()
 
 
+def end_failed(
+    run: Run, records: Records, row: dict[str, Any], failure: RollBack | ValueError
+) -> NoReturn:
+    """Write the last row, and raise `failure`. A spike is not saved: it rolls the run back while
+    roll-backs are left, and after that ends it like another failure."""
+    records.write({**row, "failure": str(failure)})
+    is_spike = isinstance(failure, RollBack)
+    if not is_spike:
+        save(run, records, is_best=False)
+    gc.unfreeze()
+    records.saver.finish()
+    if records.directory:
+        records.directory.close()
+    if is_spike and run.state.rollbacks < run.config.max_rollbacks:
+        records.saver.close()
+        run.env.barrier()  # the others wait until rank 0 has written the checkpoint
+        raise failure
+    raise ValueError(str(failure))
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
 def run_once(
-    config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None
+    config: TrainConfig,
+    model_config: GPTConfig,
+    env: Env,
+    stop: Stop,
+    clock: Clock,
+    spike: RollBack | None,
 ) -> int:
-    """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled
-    back for."""
+    """Set up, then train or only evaluate; the exit code."""
     stop.nothing_is_lost()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
-    run = set_up(config, model_config, env, stop)
-    if spike:
-        # still to be saved
-        run.rollback_row, run.saved_step = roll_back(run.state, spike, config, env), -1
-    describe_run(run)
-    compile_run(run)
-    if config.eval_only:
-        if scores := evaluate(run.compiled, run.task, run.data, config, run.micro, env, stop):
-            env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
-        return stop.exit_code()
-    open_records(run, seen)
-    return train(run)
+    run = set_up(config, model_config, env, stop, spike)
+    trainer = run.trainer
+    describe_run(trainer.model, trainer.optimizer, run.data, run.split, config, env)
+    if not config.eval_only:
+        return train(run, open_records(run, clock, seen))
+    scores = evaluate_run(run)
+    if scores:
+        env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
+    return stop.exit_code()
 
 
 @reports_errors
 def main() -> int:
     (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
+    clock = Clock()
     with Stop() as stop, environment(config.device, config.dtype, config.timeout_s) as env:
         config.check()  # in here, so that torchrun stops the other processes at once
         fill_defaults(config)
         # dataset and device may differ between machines; the contents of the dataset are compared
         # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
-        env.print(
-            "\n".join([describe(model_config, config, given=given), *rate_notes(config, given)])
-        )
+        env.print(describe(model_config, config, given=given))
+        for note in rate_notes(config, given):
+            env.print(note)
         spike = None
         while True:
             try:
-                return run_once(config, model_config, env, stop, spike)
+                return run_once(config, model_config, env, stop, clock, spike)
             except RollBack as e:
                 spike = e.with_traceback(None)  # a traceback would keep the old model alive
                 config.init_from = "resume"

@@ -1,71 +1,97 @@
-"""What ends a run, or takes it back to its last checkpoint: gradients that are not finite, and
-losses that spike."""
+"""Failures of a run: gradients that are not finite, and losses that spike, which take it back to
+its last checkpoint."""
 
 import math
 import statistics
+from typing import Any
 
 from layers.sharding import local_shard
+from model import Transformer
+from nanodnt.run.checkpoints import RunState
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
 
-RECENT = 20  # logged losses that a spike is measured against, once there are a quarter of them
+RECENT = 20  # logged losses that a spike is measured against, once a quarter of them is known
 
 
 class RollBack(Exception):
-    """The loss spiked at `step`: the run is to go on from its last checkpoint, without the batches
-    since."""
+    """The loss spiked at `step`: the run is to continue from its last checkpoint, without the
+    batches since."""
 
-    def __init__(self, message: str, step: int, loss: float, median_loss: float):
+    def __init__(self, message: str, step: int, loss: float, median_loss: float) -> None:
         super().__init__(message)
-        self.step, self.loss, self.median_loss = step, loss, median_loss
+        self.step = step
+        self.loss = loss
+        self.median_loss = median_loss
 
 
-def check_skipped(streak: int, state, model, config, env) -> ValueError | None:
-    """The error that ends a run after max_skipped steps in a row without a finite gradient. All
-    ranks must call it."""
+def find_failure(
+    loss: float, streak: int, state: RunState, model: Transformer, config: TrainConfig, env: Env
+) -> RollBack | ValueError | None:
+    """The error that ends the run at this logged step; None = it goes on. `streak`: the longest
+    series of skipped steps since the last one. All ranks must call it."""
+    stuck = check_skipped(streak, state, model, config, env)
+    spike = record_loss(loss, state, config)
+    return spike or stuck
+
+
+def check_skipped(
+    streak: int, state: RunState, model: Transformer, config: TrainConfig, env: Env
+) -> ValueError | None:
+    """The error that ends a run after max_skipped steps in a row without a finite gradient, with
+    the name of the first bad tensor on any rank. All ranks must call it."""
     if streak < config.max_skipped:
         return None
-    # the first bad one on any rank is named; parameters are as before those steps, which were
-    # skipped
-    tensors = []
+    # parameters are as they were before the skipped steps
+    names = []
+    is_bad = []
     for name, p in model.named_parameters():
-        tensors += [(name, p), (f"the gradient of {name}", p.grad)]
-    finite = [t is None or bool(local_shard(t).isfinite().all()) for _, t in tensors] + [False]
-    first = min(env.gather(finite.index(False)))
-    bad = tensors[first][0] if first < len(tensors) else "none any more"
-    what = (
-        f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not finite"
-    )
-    advice = f"resume {config.out_dir} with a lower learning rate"
-    return ValueError(f"{what} (first bad tensor: {bad}), and were skipped: {advice}")
+        names += [name, f"the gradient of {name}"]
+        for t in (p, p.grad):
+            is_bad.append(t is not None and not local_shard(t).isfinite().all())
+    names.append("none any more")
+    is_bad.append(True)
+    first_bad = min(env.gather(is_bad.index(True)))
+    raised = f"{streak} steps in a row, up to about step {state.step}, had a gradient"
+    raised += f" that is not finite (first bad tensor: {names[first_bad]}), and were skipped"
+    return ValueError(f"{raised}: resume {config.out_dir} with a lower learning rate")
 
 
-def record_loss(loss: float, state, config) -> RollBack | None:
+def record_loss(loss: float, state: RunState, config: TrainConfig) -> RollBack | None:
     """Add `loss` to the recent ones. Returns a RollBack if it is more than loss_spike above their
     median."""
-    recent = state.recent
-    median_loss = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
+    median_loss = math.inf
+    if len(state.recent) >= RECENT // 4:
+        median_loss = statistics.median(state.recent)
     if math.isfinite(loss):
-        state.recent = [*recent, loss][-RECENT:]
+        state.recent = [*state.recent, loss][-RECENT:]
     if not config.loss_spike or not median_loss + config.loss_spike < loss < math.inf:
         return None
-    what = f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f})"
+    spike = f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f})"
     advice = f"resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
-    return RollBack(
-        f"{what}, after {state.rollbacks} roll-backs: {advice}", state.step, loss, median_loss
-    )
+    message = f"{spike}, after {state.rollbacks} roll-backs: {advice}"
+    return RollBack(message, state.step, loss, median_loss)
 
 
-def roll_back(state, spike: RollBack, config, env) -> dict:
-    """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl
-    that tells of it."""
-    passed = spike.step - state.step
-    state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
-    state.rows += passed * config.batch_size
-    what = (
-        f"the loss spiked to {spike.loss:.4f} at step {spike.step}, usually {spike.median_loss:.4f}"
+def roll_back(
+    state: RunState, spike: RollBack, batch_size: int, max_rollbacks: int, env: Env
+) -> dict[str, Any]:
+    """Let a state just restored skip the batches up to the spike. Returns the roll-back's row of
+    metrics.jsonl."""
+    n_skipped = spike.step - state.step
+    state.shift += n_skipped
+    state.rows += n_skipped * batch_size
+    state.rollbacks += 1
+    env.print(
+        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step "
+        f"{spike.step}, usually {spike.median_loss:.4f}; the {n_skipped} batches between are "
+        f"skipped ({state.rollbacks} of {max_rollbacks})"
     )
-    skipped = (
-        f"the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
+    return dict(
+        step=state.step,
+        tokens=state.tokens,
+        rolled_back_from=spike.step,
+        spike_loss=spike.loss,
+        usual_loss=spike.median_loss,
+        rollbacks=state.rollbacks,
     )
-    env.print(f"rolled back to step {state.step}: {what}; {skipped}")
-    event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.median_loss)
-    return {"step": state.step, "tokens": state.tokens, **event, "rollbacks": state.rollbacks}

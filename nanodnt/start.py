@@ -1,17 +1,20 @@
-"""The start of a run: model, weights, optimizer state and progress, as `init_from` says; storage;
-compilation."""
+"""The start of a run: where its weights come from, how it is split over the devices, storage,
+compilation, and the progress of the run that it resumes."""
 
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from configurator import read_path
 from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
+from nanodnt.data import PreparedData
 from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes
+from nanodnt.optim import Optimizer, describe_groups, fill_defaults, load_optimizer, lr_at, notes
 from nanodnt.run.checkpoints import (
     RunState,
     fingerprint,
@@ -20,173 +23,260 @@ from nanodnt.run.checkpoints import (
     load_checkpoint,
     load_latest,
 )
-from nanodnt.run.environment import Split, possible_parallel
+from nanodnt.run.environment import Env, Split, possible_parallel
 from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import fill_from_dataset, resolve, resolve_none, task_of, task_of_data
-from nanodnt.weights import empty_model_like, load_weights, profile_admin
+from nanodnt.tasks import fill_from_dataset, resolve_none, task_of, task_of_data
+from nanodnt.weights import (
+    Pretrained,
+    empty_model_like,
+    load_weights,
+    profile_admin,
+    read_pretrained,
+)
 
 # settings whose changes are not worth a line
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")
 
+# ---------------------------------------------------------------------- where the weights come from
 
-def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> tuple:
-    """(the model without storage, its state dict or None: to be drawn from the seed, the checkpoint
-    of the run that goes on or None), as init_from says. `meta`: of the dataset.
-    `read_pretrained(source, model_config)` reads a model of Hugging Face, or returns None where the
-    source cannot be one. ValueError where out_dir cannot be written to, where there is nothing to
-    resume, where checkpoints would be overwritten, or where weights, vocabulary and dataset do not
-    fit each other."""
+
+class Start(NamedTuple):
+    """What a run starts with."""
+
+    model: Transformer  # without storage
+    weights: dict[str, Tensor] | None = None  # a state dict; None = draw them from the seed
+    meta: dict[str, Any] | None = (
+        None  # of the data that the weights were trained on; None = unknown
+    )
+    checkpoint: dict[str, Any] | None = None  # of the run that is resumed; None = a new run
+
+
+def find_start(
+    config: TrainConfig, model_config: GPTConfig, meta: dict[str, Any], env: Env
+) -> Start:
+    """The start that init_from asks for. `meta`: meta.json of the dataset. ValueError where out_dir
+    cannot be written to, where there is nothing to resume, where checkpoints would be overwritten,
+    or where weights, vocabulary and dataset do not fit each other."""
     out_dir = Path(config.out_dir)
     if env.is_main and not config.eval_only:
         check_folder(out_dir, "--out_dir")  # before what takes time
     resumes, source = read_init_from(config.init_from)
     checkpoint = load_latest(out_dir, env.print, env) if resumes else None
     if checkpoint is None:
-        check_out_dir(config, out_dir)
-    fresh = checkpoint is None and source == "scratch"
-    task, data_task = task_of(model_config), task_of_data(meta)
-    if fresh:
-        _, model = resolve(model_config, config, meta)
-        weights = trained_on = None
-    else:  # only compares its flags with its model, and the model with the dataset
-        if task.reads == data_task.reads:
-            fill_from_dataset(model_config, meta, config.dataset)
-        if checkpoint:
-            check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
-        model, weights, trained_on = load_source(
-            checkpoint, source, config, model_config, read_pretrained, env
-        )
-    task = task_of(model.config)
-    if data_task.reads != task.reads:
-        found = (
-            f"dataset {config.dataset!r} is of {data_task.reads}, but the model reads {task.reads}"
-        )
-        raise ValueError(f"{found}: choose another dataset, or start from scratch")
-    task.check_data(config.dataset, meta, trained_on, model.config)
-    return model, weights, checkpoint
+        check_out_dir(out_dir, config.init_from, config.overwrite, config.eval_only)
+
+    if checkpoint is not None:
+        fill_if_same_kind(model_config, meta, config.dataset)
+        check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
+        start = resume(checkpoint, asdict(config), model_config, env)
+    elif source == "scratch":
+        start = start_fresh(model_config, meta, config.dataset)
+    else:
+        fill_if_same_kind(model_config, meta, config.dataset)
+        pretrained = read_pretrained(source, model_config)
+        if pretrained is not None:
+            start = start_from_pretrained(pretrained, source, model_config, config.dataset, env)
+        else:
+            start = start_from_checkpoint(source, config.init_from, model_config, env)
+
+    check_data(start, meta, config.dataset)
+    return start
 
 
-def read_init_from(setting: str) -> tuple:
-    """(whether to resume if there is a run, what to start from if not: of a run directory its
-    best.pt, or last.pt)."""
-    first, _, rest = setting.partition(":")
-    source = setting if first != "auto" else "scratch" if setting == "auto" else read_path(rest)
-    checkpoints = [
-        path
-        for name in ("best.pt", "last.pt")
-        if source and (path := Path(source) / name).is_file()
-    ]
-    return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
+class InitFrom(NamedTuple):
+    """The meaning of the flag init_from."""
+
+    resumes: bool  # whether to resume the run in out_dir, if there is one
+    source: str  # what a new run starts from: scratch, a checkpoint, or a name of Hugging Face
 
 
-def check_out_dir(config, out_dir: Path) -> None:
+def read_init_from(setting: str) -> InitFrom:
+    """Read the flag init_from. A run directory as source means its best.pt, or its last.pt."""
+    first, _, given_source = setting.partition(":")
+    if setting == "auto":
+        source = "scratch"
+    elif first == "auto":
+        source = read_path(given_source)
+    else:
+        source = setting
+    for name in ("best.pt", "last.pt"):
+        if source and (Path(source) / name).is_file():
+            source = str(Path(source) / name)
+            break
+    return InitFrom(first == "auto" or setting == "resume", source)
+
+
+def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: bool) -> None:
     """ValueError if there is no run to resume, or if a new run would overwrite the checkpoints of
     another."""
-    resumes = config.init_from == "resume"
+    resumes = init_from == "resume"
     earlier = fingerprint(out_dir)
     if resumes and not earlier:
         other = "name another --out_dir, or start a new run there with --init_from=scratch"
         raise ValueError(f"nothing to resume in {out_dir} (no last.pt or prev.pt): {other}")
-    if resumes or (earlier and not config.overwrite and not config.eval_only):
-        what = f"{out_dir} holds checkpoints of an earlier run ({', '.join(sorted(earlier)[:4])})"
-        replaces = "--init_from=auto --overwrite=True" if resumes else "--overwrite=True"
+    if not resumes and (not earlier or overwrite or eval_only):
+        return
+    names = ", ".join(sorted(earlier)[:4])
+    replaces = "--overwrite=True"
+    if resumes:
+        replaces = "--init_from=auto --overwrite=True"
+    raise ValueError(
+        f"{out_dir} holds checkpoints of an earlier run ({names}): {how_to_continue(out_dir)}; "
+        f"{replaces} replaces it; or name another --out_dir"
+    )
+
+
+def fill_if_same_kind(model_config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+    """`fill_from_dataset`, if the network of the flags reads what the dataset has. A run with
+    weights only compares these flags with its model."""
+    if task_of(model_config).reads == task_of_data(meta).reads:
+        fill_from_dataset(model_config, meta, dataset)
+
+
+def start_fresh(model_config: GPTConfig, meta: dict[str, Any], dataset: str) -> Start:
+    """A new run with weights from the seed. ValueError where flags and dataset do not fit."""
+    fill_from_dataset(model_config, meta, dataset)
+    return Start(task_of(model_config).network().empty(model_config))
+
+
+def resume(
+    checkpoint: dict[str, Any], settings: dict[str, Any], model_config: GPTConfig, env: Env
+) -> Start:
+    """The run of `checkpoint` continues, with these `settings` of training; those that differ are
+    printed. ValueError where its weights do not fit this code."""
+    model = empty_model(checkpoint, model_config)
+    print_model_changes(model_config, model.config, env)
+    given = {name: value for name, value in settings.items() if value is not None}
+    print_changes("changed on resume", checkpoint["train_config"], given, env)
+    env.print(f"weights: {settings['out_dir']}, step {checkpoint['step']}")
+    return Start(model, checkpoint["model"], checkpoint["meta"], checkpoint)
+
+
+def start_from_pretrained(
+    pretrained: Pretrained, source: str, model_config: GPTConfig, dataset: str, env: Env
+) -> Start:
+    """A new run from other people's weights."""
+    start = Start(GPT.empty(pretrained.config), pretrained.weights, pretrained.meta)
+    start = choose_balance(start, model_config, env)
+    title = "model of the weights, not of the flags"
+    print_changes(title, asdict(model_config), asdict(start.model.config), env)
+    env.print(f"weights: {source}")
+    if not start.meta:
+        env.print(
+            f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"
+        )
+    return start
+
+
+def start_from_checkpoint(source: str, init_from: str, model_config: GPTConfig, env: Env) -> Start:
+    """A new run from the weights of the checkpoint file `source`, which `init_from` names.
+    ValueError where there is none, or where its weights do not fit this code."""
+    if not Path(source).is_file():
+        models = "a folder, OWNER/MODEL, gpt2, gpt2-medium, gpt2-large, gpt2-xl"
         raise ValueError(
-            f"{what}: {how_to_continue(out_dir)}; {replaces} replaces it; or name another --out_dir"
+            f"init_from={init_from!r} names neither a run directory or a checkpoint file nor a "
+            f"model of Hugging Face ({models}), and is none of scratch, resume, auto, auto:SOURCE"
         )
+    checkpoint = load_checkpoint(Path(source), parts=("model",))
+    start = Start(empty_model(checkpoint, model_config), checkpoint["model"], checkpoint["meta"])
+    start = choose_balance(start, model_config, env)
+    print_model_changes(model_config, start.model.config, env)
+    env.print(f"weights: {source}, step {checkpoint['step']}")
+    return start
 
 
-def load_source(
-    checkpoint: dict | None, source: str, config, model_config: GPTConfig, read_pretrained, env
-) -> tuple:
-    """(the empty model, its state dict, meta of the data that it was trained on, if that is known):
-    of a run that goes on from its `checkpoint`, or else of a new run from `source`. `model_config`:
-    of the flags. ValueError where `source` names nothing, or where weights do not fit this code."""
-    resumed = checkpoint is not None
-    if not resumed and (pretrained := read_pretrained(source, model_config)):
-        theirs, weights, trained_on = pretrained
-        model, weights = choose_balance(GPT.empty(theirs), weights, model_config, env)
-        print_changes(
-            "model of the weights, not of the flags",
-            asdict(model_config),
-            asdict(model.config),
-            env,
-        )
-        env.print(f"weights: {source}")
-        if not trained_on:
-            env.print(
-                f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}"
-            )
-        return model, weights, trained_on
-    if not resumed and not Path(source).is_file():
-        models = "a model of Hugging Face (a folder, OWNER/MODEL, gpt2, gpt2-medium, gpt2-large, gpt2-xl)"
-        what = f"init_from={config.init_from!r} names neither a run directory or a checkpoint file"
-        raise ValueError(f"{what} nor {models}, and is none of scratch, resume, auto, auto:SOURCE")
-    checkpoint = checkpoint or load_checkpoint(Path(source), parts=("model",))
-    c, weights = model_config, checkpoint["model"]
-    # these two have no parameters
-    model = empty_model_like(checkpoint, dropout=c.dropout, drop_path=c.drop_path)
-    if not resumed:
-        model, weights = choose_balance(model, weights, model_config, env)
-    given, saved = resolve_none(asdict(model_config)), resolve_none(asdict(model.config))
-    print_changes("model of the checkpoint, not of the flags", given, saved, env)
-    if resumed:
-        given = {name: value for name, value in asdict(config).items() if value is not None}
-        print_changes("changed on resume", checkpoint["train_config"], given, env)
-    env.print(f"weights: {config.out_dir if resumed else source}, step {checkpoint['step']}")
-    return model, weights, checkpoint["meta"]
+def empty_model(checkpoint: dict[str, Any], model_config: GPTConfig) -> Transformer:
+    """The model of a checkpoint without storage, with the dropout and drop_path of the flags, which
+    have no parameters."""
+    changeable = dict(dropout=model_config.dropout, drop_path=model_config.drop_path)
+    return empty_model_like(checkpoint, **changeable)
 
 
-def choose_balance(model: Transformer, weights: dict, model_config: GPTConfig, env) -> tuple:
-    """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the
-    weights' run had it. Biases start at 0. Weights with biases keep them, because without biases
-    tokens go to other experts."""
-    old, new = model.config.balance, model_config.balance
-    if not model.config.n_expert or old in (new, "bias"):
-        return model, weights
-    env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
-    balanced = type(model).empty(replace(model.config, balance=new))
-    biases = balanced.state_dict().keys() - model.state_dict().keys()
-    return balanced, weights | {name: torch.zeros(model.config.n_expert) for name in biases}
+def choose_balance(start: Start, model_config: GPTConfig, env: Env) -> Start:
+    """Let the flags of a new run choose how experts are balanced, not those of the weights' run.
+    Biases start at 0. Weights with biases keep them, because without biases tokens go to other
+    experts."""
+    config = start.model.config
+    new_balance = model_config.balance
+    if not config.n_expert or config.balance in (new_balance, "bias"):
+        return start
+    old = f"{config.balance} in the run of the weights"
+    env.print(f"balance of experts: {old}, {new_balance} in this one")
+    model = type(start.model).empty(replace(config, balance=new_balance))
+    weights = dict(start.weights)
+    for name in model.state_dict().keys() - weights.keys():
+        weights[name] = torch.zeros(config.n_expert)
+    return start._replace(model=model, weights=weights)
 
 
 def check_same_data(
-    dataset: str, meta: dict, checkpoint: dict, source: str, out_dir: Path, env
+    dataset: str,
+    meta: dict[str, Any],
+    checkpoint: dict[str, Any],
+    source: str,
+    out_dir: Path,
+    env: Env,
 ) -> None:
-    """Print what a run that goes on was trained on, if that is not this dataset with this content.
-    ValueError if init_from=auto:SOURCE could as well mean a new run."""
-    before = checkpoint["train_config"]["dataset"]
-    contents = [[m.get(key) for key in ("splits", "template")] for m in (meta, checkpoint["meta"])]
-    if before != dataset:
-        change = f"the dataset {before}, not {dataset}"
-    elif contents[0] != contents[1]:
-        change = f"another content of the dataset {dataset}, prepared again since"
-    else:
+    """Print the data that a resumed run was trained on, if it differs from this dataset. ValueError
+    if init_from=auto:SOURCE could as well mean a new run."""
+    old_dataset = checkpoint["train_config"]["dataset"]
+    old_meta = checkpoint["meta"]
+    same_content = all(meta.get(key) == old_meta.get(key) for key in ("splits", "template"))
+    if old_dataset == dataset and same_content:
         return
+    change = f"another content of the dataset {dataset}, prepared again since"
+    if old_dataset != dataset:
+        change = f"the dataset {old_dataset}, not {dataset}"
     if source not in ("resume", "scratch"):
         new = f"give another --out_dir to start one from {source}"
-        raise ValueError(
-            f"{out_dir} holds a run on {change}: {new}, or continue that run with --init_from=resume"
-        )
+        fix = f"{new}, or continue that run with --init_from=resume"
+        raise ValueError(f"{out_dir} holds a run on {change}: {fix}")
     env.print(f"note: the run goes on, but was on {change}")
 
 
-def print_changes(title: str, old: dict, new: dict, env) -> None:
-    """One line with the settings that differ; what older versions did not have counts as its
-    default."""
-    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
-    fill_defaults(defaults)
-    old = {field.name: field.default for field in fields(GPTConfig)} | asdict(defaults) | old
-    changed = [
-        name for name in new if name in old and old[name] != new[name] and name not in NOT_PRINTED
-    ]
-    if changed:
-        env.print(f"{title}: {', '.join(f'{name} {old[name]} → {new[name]}' for name in changed)}")
+def check_data(start: Start, meta: dict[str, Any], dataset: str) -> None:
+    """ValueError unless the model can read the dataset, and its tokens or classes mean what the
+    weights were trained on."""
+    task = task_of(start.model.config)
+    reads = task_of_data(meta).reads
+    if reads != task.reads:
+        raise ValueError(
+            f"dataset {dataset!r} is of {reads}, but the model reads {task.reads}: "
+            "choose another dataset, or start from scratch"
+        )
+    task.check_data(dataset, meta, start.meta, start.model.config)
 
 
-def split_run(model: Transformer, config, env) -> Split:
-    """How the run of the empty model is split over its processes: on GPUs by what a step needs.
-    Sets `env.parallel` and prints what it is, and why. All ranks must call it."""
+def print_model_changes(flags: GPTConfig, used: GPTConfig, env: Env) -> None:
+    """One line with the fields in which a checkpoint's model differs from the flags."""
+    given = resolve_none(asdict(flags))
+    saved = resolve_none(asdict(used))
+    print_changes("model of the checkpoint, not of the flags", given, saved, env)
+
+
+def print_changes(title: str, old: dict[str, Any], new: dict[str, Any], env: Env) -> None:
+    """One line with the settings that differ. A setting that an older version did not have counts
+    as its default."""
+    train_defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    fill_defaults(train_defaults)
+    before = {field.name: field.default for field in fields(GPTConfig)}
+    before.update(asdict(train_defaults))
+    before.update(old)
+    changes = []
+    for name, value in new.items():
+        if name in before and before[name] != value and name not in NOT_PRINTED:
+            changes.append(f"{name} {before[name]} → {value}")
+    if changes:
+        env.print(f"{title}: {', '.join(changes)}")
+
+
+# --------------------------------------------------------------------------------- onto the devices
+
+
+def split_run(model: Transformer, config: TrainConfig, env: Env) -> Split:
+    """How the run of the empty model is split over its processes: on GPUs by the memory of a step.
+    Sets `env.parallel` and prints the split, and why. All ranks must call it."""
     kinds = possible_parallel(config.parallel, env)
     if env.device.type == "cuda":
         from nanodnt.plan.split import choose_split
@@ -199,8 +289,8 @@ def split_run(model: Transformer, config, env) -> Split:
         split = Split(kinds[0], True, micro, accumulation, "")
     env.parallel = split.parallel
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
-    asked = "auto" if config.parallel == "auto" else "as asked"
-    line = f"parallel {split.parallel} ({asked}), {env.world_size} processes"
+    reason = "auto" if config.parallel == "auto" else "as asked"
+    line = f"parallel {split.parallel} ({reason}), {env.world_size} processes"
     if split.parallel == "fsdp":
         shards = config.fsdp_shard_size or env.world_size
         times = "once a step" if split.keep else "by blocks in every micro batch"
@@ -211,45 +301,86 @@ def split_run(model: Transformer, config, env) -> Split:
     return split
 
 
-def allocate_and_fill(
-    model: Transformer, weights: dict | None, data, config, env, keep: bool
+def fill_model(
+    model: Transformer,
+    weights: dict[str, Tensor] | None,
+    data: PreparedData,
+    batch_size: int,
+    seed: int,
+    env: Env,
 ) -> None:
-    """Give the model storage on its device, sharded under fsdp, and weights, or the seed's; Admin's
-    ω from `data`. `keep`: that of the run's Split."""
-    # on the CPU and the same few rows everywhere: a seed gives one model
+    """Give the empty model storage on its device and `weights`; None: those of the seed, with
+    Admin's ω from the first batch of `data`."""
     if weights is None and model.config.admin:
-        drawn = task_of(model.config).network()(model.config, config.seed)
-        profile_admin(
-            drawn,
-            *drawn.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))),
-        )
+        # on the CPU and the same few rows everywhere: a seed gives one model
+        drawn = task_of(model.config).network()(model.config, seed)
+        rows = data.batch(0, batch_size, slice(0, 8))
+        profile_admin(drawn, *drawn.inputs(*map(torch.from_numpy, rows)))
         weights = drawn.state_dict()
         env.print("admin: profiled on the first batch")
-    if env.parallel == "fsdp":
-        from nanodnt.run.parallel import shard_model
-
-        shard_model(model, config.fsdp_shard_size, env, keep)
     model.to_empty(device=env.device)
     if weights is None:
-        model.init_weights(config.seed)
+        model.init_weights(seed)
     else:
         load_weights(model, weights)
 
 
-def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
-    """Load optimizer and loss scaler from a checkpoint; returns how far the run was. ValueError if
-    they do not fit."""
+def compile_if_worthwhile(
+    model: Transformer, data: PreparedData, micro: int, config: TrainConfig, env: Env
+) -> Transformer:
+    """The model, compiled if that is asked for, or worth it; prints which, and why. All ranks must
+    call it."""
+    # by the work of the whole run, so that a resumed run computes as it did before
+    work = 0
+    if not config.eval_only:
+        tokens = config.max_iters * config.batch_size * data.block_size
+        work = tokens * model.flops_per_token() / env.world_size
+    compiled, reason = choose_compile(config.compile, env.device, work)
+    if env.any_rank(not compiled) and compiled:
+        compiled = False
+        reason = "auto: another process cannot"
+    kernel = attention_backend(model.config, env, config.doc_mask)
+    if not compiled:
+        env.print(f"compile False ({reason}), attention {kernel}")
+        return model
+
+    from nanodnt.run.compilation import can_use_flex, compile_model
+    from nanodnt.run.kernels import choose_kernels
+
+    if can_use_flex(model.config, config.doc_mask, env):
+        kernel = "flex"
+    env.print(f"compile True ({reason}), attention {kernel}")
+    if env.device.type == "cuda":
+        env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype).reason}")
+    rows = data.validation(eval_tokens=1)
+    example = env.put(*env.pin(*data.val_batch(rows, micro)))
+    return compile_model(model, config, example, env)
+
+
+# ----------------------------------------------------------------------------- progress, in the log
+
+
+def restore(
+    checkpoint: dict[str, Any],
+    optimizer: Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: TrainConfig,
+    env: Env,
+) -> RunState:
+    """Load optimizer and loss scaler from a checkpoint; returns the progress of its run. ValueError
+    if they do not fit."""
     used = checkpoint["train_config"].get("optimizer", config.optimizer)
-    if used == config.optimizer:
-        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
-        for group in optimizer.param_groups if checkpoint["step"] else ():
-            # if no step follows, this is what is saved
-            group["lr"] = lr_at(checkpoint["step"] - 1, config, group)
-    else:
+    if used != config.optimizer:
         env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
-    if checkpoint["scaler"]:  # empty after a run that needed none
+    else:
+        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+        if checkpoint["step"]:
+            # if no step follows, this is what is saved
+            for group in optimizer.param_groups:
+                group["lr"] = lr_at(checkpoint["step"] - 1, config, group)
+    if checkpoint["scaler"]:  # empty after a run without loss scaling
         scaler.load_state_dict(checkpoint["scaler"])
-    state = RunState(**{f.name: checkpoint[f.name] for f in fields(RunState)})
+    state = RunState(**{field.name: checkpoint[field.name] for field in fields(RunState)})
     if state.rows < 0:  # a checkpoint of an earlier version
         batch_size = checkpoint["train_config"].get("batch_size")
         if not is_count(batch_size):
@@ -258,42 +389,29 @@ def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
     return state
 
 
-def describe_run(run) -> None:
-    """Print what is about to be trained: groups, parameters, batch, and what should be known."""
-    config, env, model = run.config, run.env, run.model
-    env.print(describe_groups(run.optimizer, model))
+def describe_run(
+    model: Transformer,
+    optimizer: Optimizer,
+    data: PreparedData,
+    split: Split,
+    config: TrainConfig,
+    env: Env,
+) -> None:
+    """Print what is about to be trained: groups, parameters, batch, and notes on the settings."""
+    env.print(describe_groups(optimizer, model))
     n_params = model.num_params(positions=False)
     env.print(
         f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)"
     )
-    step = f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step"
-    split = f"{env.world_size} processes × {run.accumulation} accumulation × {run.micro} {run.task.row_noun}"
-    env.print(f"{step} = {split}; {run.data.describe()}")
+    tokens = config.batch_size * data.block_size
+    rows = task_of_data(data.meta).row_noun
+    env.print(
+        f"{config.batch_size} × {data.block_size} = {tokens:,} tokens a step = "
+        f"{env.world_size} processes × {split.accumulation} accumulation × {split.micro} {rows}; "
+        f"{data.describe()}"
+    )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
-        env.print(
-            f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}"
-        )
+        warmup = f"warm-up ({config.warmup_iters} steps)"
+        env.print(f"note: {warmup} does not end within max_iters={config.max_iters}")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
-
-
-def compile_run(run) -> None:
-    """Compile the model if that is asked for, or worth it; print which, and why."""
-    config, env, data = run.config, run.env, run.data
-    # by the work of the whole run, not of what is left: a resumed run computes as it did before
-    work = 0 if config.eval_only else run.step_flops * config.max_iters / env.world_size
-    compiled, reason = choose_compile(config.compile, env.device, work)
-    if env.any_rank(not compiled) and compiled:
-        compiled, reason = False, "auto: another process cannot"
-    kernel = attention_backend(run.model.config, env, config.doc_mask)
-    if compiled:
-        from nanodnt.run.compilation import can_use_flex, compile_model
-        from nanodnt.run.kernels import choose_kernels
-
-        kernel = "flex" if can_use_flex(run.model.config, config, env) else kernel
-    env.print(f"compile {compiled} ({reason}), attention {kernel}")
-    if compiled and env.device.type == "cuda":
-        env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype)[1]}")
-    if compiled:
-        example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
-        run.compiled = compile_model(run.model, config, example, env)

@@ -53,6 +53,12 @@ class RunState:
     rows: int = 0  # training rows that steps have read, or that a roll-back has skipped
     rollbacks: int = 0  # roll-backs made
 
+    def advance(self, rows: int, tokens: int) -> None:
+        """Count an optimizer step that has read `rows` training rows with so many `tokens`."""
+        self.step += 1
+        self.rows += rows
+        self.tokens += tokens
+
 
 class Checkpoint(TypedDict):
     """The keys of a checkpoint. The fields of RunState are keys beside these, and a loaded one has

@@ -78,11 +78,11 @@ def parts(model: Transformer) -> list[Part]:
     return [Part(model, "embed"), *blocks, Part(model, "loss")]
 
 
-def can_use_flex(model_config: GPTConfig, config: TrainConfig, env: Env) -> bool:
+def can_use_flex(model_config: GPTConfig, doc_mask: bool, env: Env) -> bool:
     """Whether FlexAttention keeps documents apart: on GPUs, for heads of 16 channels or more,
     without dropout."""
     is_possible = model_config.head_dim >= 16 and not model_config.dropout
-    return config.doc_mask and env.device.type == "cuda" and is_possible
+    return doc_mask and env.device.type == "cuda" and is_possible
 
 
 def gradient_errors(
@@ -157,7 +157,7 @@ def compile_model(
     start = time.time()
     on_gpu = env.device.type == "cuda"
     must_compile = on_gpu or config.compile != "auto" or env.parallel == "fsdp"
-    model.runtime.flex_attention = can_use_flex(model.config, config, env)
+    model.runtime.flex_attention = can_use_flex(model.config, config.doc_mask, env)
     by_blocks, reason = choose_blocks(config, model, env.parallel, env.world_size)
     graphs = "the model as one graph"
     if by_blocks:
@@ -176,7 +176,7 @@ def compile_model(
             compiled = compile_parts(model, **options)
         else:
             compiled = torch.compile(model, dynamic=False, **options)
-        sums = try_compiled(model, compiled, example, config, env)
+        sums = try_compiled(model, compiled, example, config.eval_only, env)
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():
             raise torch.OutOfMemoryError(str(e)) from e  # eager code needs even more
@@ -209,7 +209,7 @@ def try_compiled(
     model: Transformer,
     compiled: Callable[..., Any],
     example: tuple[Tensor, ...],
-    config: TrainConfig,
+    eval_only: bool,
     env: Env,
 ) -> dict[str, Tensor]:
     """Run compiled code in evaluation mode and, unless the run only evaluates, in training mode.
@@ -218,7 +218,7 @@ def try_compiled(
     with torch.no_grad():
         compiled(*example)
     model.train()
-    if config.eval_only:
+    if eval_only:
         return {}
     return gradient_errors(model, compiled, example, env.dtype)
 

@@ -1,5 +1,5 @@
-"""This process: its rank, device and precision, what it settles with the other processes, and when
-it is to stop."""
+"""This process: its rank, device and precision, its messages to other processes, and requests to
+stop."""
 
 import os
 import re
@@ -7,22 +7,31 @@ import signal
 import socket
 import sys
 import threading
-import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from layers import cores
 from nanodnt.run import signals
-from nanodnt.run.hardware import keep_freed_memory, unusable_gpu
+from nanodnt.run.hardware import Choice, keep_freed_memory, unusable_gpu
 
-# what torchrun tells its processes
+# the environment variables that torchrun sets
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Asked(NamedTuple):
+    """A question to all processes whose answer is on its way."""
+
+    answer: Tensor  # (), above 0 if any process says yes; valid once the message has arrived
+    message: "dist.Work"
 
 
 @dataclass
@@ -34,82 +43,83 @@ class Env:
     device: torch.device
     dtype: torch.dtype  # of the matrix multiplications
     distributed: bool
-    timeout: timedelta | None = None  # a process that has waited this long for another gives up
-    control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
+    timeout: timedelta | None = None  # how long a process waits for another before it gives up
+    control: "dist.ProcessGroup | None" = (
+        None  # gloo group for messages between hosts, which do not
+    )
+    #   wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
-    closing: list = field(default_factory=list)  # functions to call before the process group is
-    #   destroyed
-    began: float = field(default_factory=time.perf_counter)
-    trained: float = 0.0  # seconds of training since then
-    asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
+    closing: list[Callable[[], None]] = field(default_factory=list)  # called before the process
+    #   group is destroyed
+    asked: Asked | None = None  # by the last call of `any_rank_before`
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def print(self, *args) -> None:
+    def print(self, *values: object) -> None:
         """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run
         continues silently."""
-        if self.is_main:
-            try:
-                # in one piece, even if unbuffered
-                print(" ".join(map(str, args)) + "\n", end="", flush=True)
-            except OSError:
-                sys.stdout = open(os.devnull, "w", encoding="utf-8")  # for the rest of the process
+        if not self.is_main:
+            return
+        line = " ".join(map(str, values)) + "\n"
+        try:
+            print(line, end="", flush=True)  # in one piece, even if unbuffered
+        except OSError:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # until the process ends
 
     def any_rank(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""
         if not self.distributed:
             return flag
-        value = torch.tensor(float(flag))
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
-        return value.item() > 0
+        answer = torch.tensor(float(flag))
+        dist.all_reduce(answer, op=dist.ReduceOp.MAX, group=self.control)
+        return answer.item() > 0
 
     def any_rank_before(self, flag: bool) -> bool:
-        """`any_rank` of the call before, which has arrived meanwhile, so that nobody waits; of the
-        first call, False. Without other processes, `flag`. All ranks must call it."""
+        """`any_rank` of the previous call, whose answer has arrived meanwhile, so that nobody
+        waits; False in the first call. Without other processes, `flag`. All ranks must call it."""
         if not self.distributed:
             return flag
-        before, value = self.asked, torch.tensor(float(flag))
-        self.asked = (
-            value,
-            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control, async_op=True),
-        )
-        if before is None:
+        previous = self.asked
+        answer = torch.tensor(float(flag))
+        message = dist.all_reduce(answer, op=dist.ReduceOp.MAX, group=self.control, async_op=True)
+        self.asked = Asked(answer, message)
+        if previous is None:
             return False
-        before[1].wait()
-        return before[0].item() > 0
+        previous.message.wait()
+        return previous.answer.item() > 0
 
     def barrier(self) -> None:
         """Wait until all ranks are here. All ranks must call it."""
         self.any_rank(False)
 
-    def gather(self, value) -> list:
+    def gather(self, value: Any) -> list[Any]:
         """`value` of each rank. All ranks must call it."""
         if not self.distributed:
             return [value]
-        everyone = [None] * self.world_size
-        dist.all_gather_object(everyone, value, group=self.control)
-        return everyone
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
 
-    def check_same(self, settings: dict) -> None:
+    def check_same(self, settings: dict[str, Any]) -> None:
         """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks
         must call it."""
-        everyone = self.gather(settings)
-        different = [
-            name
-            for name, value in settings.items()
-            if any(other[name] != value for other in everyone)
-        ]
+        settings_of_ranks = self.gather(settings)
+        different = []
+        for name, value in settings.items():
+            if any(other[name] != value for other in settings_of_ranks):
+                different.append(name)
         if different:
+            names = ", ".join(different)
             raise ValueError(
-                f"processes have different {', '.join(different)}: start all of them with one command"
+                f"processes have different {names}: start all of them with one command"
             )
 
     def set_matmul_precision(self) -> bool:
         """Multiply fp32 matrices in TF32 if the run's dtype is float32, on GPUs that have it
-        (Ampere and newer). A bf16 run keeps fp32 for what it computes in fp32.
-        NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
+        (Ampere and newer). A bf16 run keeps full precision for its products in fp32.
+        NVIDIA_TF32_OVERRIDE=0 forbids TF32. Returns whether it is on."""
         tf32 = self.device.type == "cuda" and self.dtype == torch.float32
         tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
@@ -117,17 +127,20 @@ class Env:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return tf32
 
-    def pin(self, *arrays) -> tuple:
+    def pin(self, *arrays: np.ndarray) -> tuple[Tensor, ...]:
         """NumPy arrays as tensors on the host, in pinned memory where the device is a GPU."""
-        # one layout: no recompilation
+        # contiguous: another layout would recompile
         tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
-        return tuple(t.pin_memory() if self.device.type == "cuda" else t for t in tensors)
+        if self.device.type == "cuda":
+            tensors = [t.pin_memory() for t in tensors]
+        return tuple(tensors)
 
-    def put(self, *tensors) -> tuple:
+    def put(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tensors on the device. The host does not wait for a copy from pinned memory to a GPU."""
-        return tuple(t.to(self.device, non_blocking=self.device.type == "cuda") for t in tensors)
+        on_gpu = self.device.type == "cuda"
+        return tuple(t.to(self.device, non_blocking=on_gpu) for t in tensors)
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
+    def sum(self, value: Tensor) -> Tensor:
         """Sum of `value` over ranks, in place. All ranks must call it."""
         if self.distributed:
             dist.all_reduce(value)
@@ -144,77 +157,79 @@ class Split(NamedTuple):
     reason: str  # for the log: why this micro batch
 
 
-def choose_device(name: str, local_rank: int = 0) -> tuple:
-    """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the
+def choose_device(name: str, local_rank: int = 0) -> Choice:
+    """The torch.device for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the
     machine lacks it."""
-    found = {
+    available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    reason, unusable = "as asked", name.startswith(("auto", "cuda")) and unusable_gpu()
-    if unusable:
-        raise ValueError(unusable)
+    if name.startswith(("auto", "cuda")) and (problem := unusable_gpu()):
+        raise ValueError(problem)
+    reason = "as asked"
     if name == "auto":
-        name = next(kind for kind in found if found[kind])
+        name = next(kind for kind in available if available[kind])
         reason = "auto: no GPU found" if name == "cpu" else "auto: found"
-    kind, _, index = name.partition(":")
+    kind, _, given_index = name.partition(":")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"device={name!r} is unknown: allowed are auto, cpu, cuda, cuda:N, mps")
-    if not found[kind]:
+    if not available[kind]:
         raise ValueError(
             f"device={name} was asked for, but this machine has none: use --device=auto or cpu"
         )
     if kind != "cuda":
-        return torch.device(kind), reason
-    index = int(index or local_rank)
-    if index >= torch.cuda.device_count():
-        wanted = f"process {local_rank} wants cuda:{index}, but there are {torch.cuda.device_count()} GPUs"
-        raise ValueError(f"{wanted}: lower --nproc_per_node, or choose another --device")
-    return torch.device("cuda", index), reason
+        return Choice(torch.device(kind), reason)
+    index = int(given_index or local_rank)
+    count = torch.cuda.device_count()
+    if index >= count:
+        problem = f"process {local_rank} wants cuda:{index}, but there are {count} GPUs"
+        raise ValueError(f"{problem}: lower --nproc_per_node, or choose another --device")
+    return Choice(torch.device("cuda", index), reason)
 
 
-def choose_dtype(name: str, device: torch.device) -> tuple:
-    """(torch.dtype, reason) of the matrix multiplications. auto is bf16 where the hardware has it
+def choose_dtype(name: str, device: torch.device) -> Choice:
+    """The torch.dtype of the matrix multiplications. auto is bf16 where the hardware has it
     (emulation does not count), else fp16 with loss scaling on a GPU, else fp32."""
     if name != "auto":
-        return getattr(torch, name), "as asked"
+        return Choice(getattr(torch, name), "as asked")
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16, "auto: the GPU has it"
-        return torch.float16, "auto: the GPU has no bf16; losses are scaled"
+            return Choice(torch.bfloat16, "auto: the GPU has it")
+        return Choice(torch.float16, "auto: the GPU has no bf16; losses are scaled")
     if device.type == "cpu":
         if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
-            return torch.bfloat16, "auto: the CPU has it"
-        return torch.float32, "auto: the CPU has no bf16"
-    return torch.float32, f"auto on {device.type}"
+            return Choice(torch.bfloat16, "auto: the CPU has it")
+        return Choice(torch.float32, "auto: the CPU has no bf16")
+    return Choice(torch.float32, f"auto on {device.type}")
 
 
-def possible_parallel(setting: str, env) -> list[str]:
-    """What a run can be under `parallel`: of none, ddp, fsdp, the one with the fewest messages
-    first. ValueError for a setting that does not fit how the processes were started."""
+def possible_parallel(setting: str, env: Env) -> list[str]:
+    """The values, of none, ddp, fsdp, that a run can have under the flag `parallel`, the one with
+    the fewest messages first. ValueError for a setting that does not fit how the processes were
+    started."""
     if env.distributed and setting == "none" and env.world_size > 1:
         raise ValueError(
             f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto"
         )
     if not env.distributed and setting in ("ddp", "fsdp"):
-        raise ValueError(
-            f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …"
-        )
+        launch = "torchrun --standalone --nproc_per_node=N train.py …"
+        raise ValueError(f"parallel={setting} needs torchrun: {launch}")
     if setting == "fsdp" and env.dtype == torch.float16:
-        raise ValueError(
-            "parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp"
-        )
+        problem = "parallel=fsdp has no loss scaling, which fp16 needs"
+        raise ValueError(f"{problem}: use --dtype=bfloat16 or float32, or ddp")
     if setting != "auto":
         return [setting]
     if not env.distributed:
         return ["none"]
-    return ["ddp"] if env.world_size == 1 or env.dtype == torch.float16 else ["ddp", "fsdp"]
+    if env.world_size == 1 or env.dtype == torch.float16:
+        return ["ddp"]
+    return ["ddp", "fsdp"]
 
 
 @contextmanager
-def environment(device: str, dtype: str, timeout_s: int):
-    """The Env of this process: device, precision and, under torchrun, the process group, which is
+def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
+    """The Env of this process: device, precision and, under torchrun, the process group. It is
     destroyed at the end, but not after an exception: see `end_with`."""
     group = find_group()
     distributed = group is not None
@@ -224,23 +239,21 @@ def environment(device: str, dtype: str, timeout_s: int):
         torch.cuda.set_device(chosen)  # before everything else that asks for the current device
     compute, dtype_reason = choose_dtype(dtype, chosen)
     env = Env(rank, world_size, chosen, compute, distributed)
-    # free there, and compiled runs repeat bit by bit (no atomic additions in random order)
     if chosen.type == "cpu":
+        # costs nothing there, and compiled runs repeat bit by bit (no additions in random order)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         keep_freed_memory()
     try:
         if distributed:
             join_processes(env, timeout_s)
-        name = (
-            torch.cuda.get_device_name(chosen)
-            if chosen.type == "cuda"
-            else f"{torch.get_num_threads()} threads"
-        )
-        dtype_reason += "; products in TF32" if env.set_matmul_precision() else ""
-        env.print(
-            f"device {chosen} ({name}; {reason}), dtype {str(compute).removeprefix('torch.')} ({dtype_reason})"
-        )
+        if env.set_matmul_precision():
+            dtype_reason += "; products in TF32"
+        name = f"{torch.get_num_threads()} threads"
+        if chosen.type == "cuda":
+            name = torch.cuda.get_device_name(chosen)
+        dtype_name = str(compute).removeprefix("torch.")
+        env.print(f"device {chosen} ({name}; {reason}), dtype {dtype_name} ({dtype_reason})")
         yield env
     except BaseException:
         distributed = False  # other processes may be gone: destroying the group would wait for them
@@ -256,47 +269,55 @@ def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
     env.timeout = timedelta(seconds=timeout_s)
     cores.processes_here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    cuda = env.device.type == "cuda"
+    backend = "gloo"
+    device = None
     options = None
-    if cuda:  # messages first where products fill the GPU; groups that are split off inherit it
+    if env.device.type == "cuda":
+        backend = "nccl"
+        device = env.device  # NCCL connects now, and a barrier or a new group need not guess it
+        # messages come first where products fill the GPU; groups that are split off inherit it
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = env.timeout  # torch warns where it is another
-    # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not
-    # guess the device
-    how = dict(timeout=env.timeout, device_id=env.device if cuda else None, pg_options=options)
-    dist.init_process_group("nccl" if cuda else "gloo", **how)
+        options._timeout = env.timeout  # torch warns if it differs from the group's
+    dist.init_process_group(backend, timeout=env.timeout, device_id=device, pg_options=options)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
 
 
-def find_group() -> tuple[int, int, int] | None:
-    """(rank, world size, rank on this machine) of this process in a process group, from the
-    environment variables that torchrun sets. None where they describe no group. ValueError where
-    only some of them are set, as by a SLURM script that exports WORLD_SIZE, or where they
-    contradict each other. An empty variable counts as not set, as in torch."""
+class Ranks(NamedTuple):
+    """The place of a process in its group."""
+
+    rank: int
+    world_size: int
+    local_rank: int  # on this machine
+
+
+def find_group() -> Ranks | None:
+    """The ranks of this process, from the environment variables that torchrun sets. None where
+    they describe no group. ValueError where only some of them are set, as by a SLURM script that
+    exports WORLD_SIZE, or where they contradict each other. An empty variable counts as not set, as
+    in torch."""
     given = {name: os.environ[name] for name in GROUP if os.environ.get(name)}
-    place = [
-        given.get(name, default)
-        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    ]
-    found = f"the environment has {', '.join(f'{name}={value}' for name, value in given.items())}"
+    variables = ", ".join(f"{name}={value}" for name, value in given.items())
+    problem = f"the environment has {variables}"
     fix = "start with torchrun, which sets them all, or unset them for a single process"
     try:
-        rank, world_size, local_rank = map(int, place)
+        rank = int(given.get("RANK", 0))
+        world_size = int(given.get("WORLD_SIZE", 1))
+        local_rank = int(given.get("LOCAL_RANK", 0))
         int(given.get("MASTER_PORT", 0))
     except ValueError:
-        raise ValueError(f"{found}, of which some is no number: {fix}") from None
+        raise ValueError(f"{problem}, of which some is no number: {fix}") from None
     if len(given) < len(GROUP) and (rank, world_size) == (0, 1):
         return None
     missing = [name for name in GROUP if name not in given]
     if missing:
-        raise ValueError(f"{found}, but not {', '.join(missing)}: {fix}")
+        raise ValueError(f"{problem}, but not {', '.join(missing)}: {fix}")
     if not (0 <= rank < world_size and 0 <= local_rank < world_size):
-        raise ValueError(f"{found}, where a rank is not from 0 to WORLD_SIZE - 1: {fix}")
-    return rank, world_size, local_rank
+        raise ValueError(f"{problem}, where a rank is not from 0 to WORLD_SIZE - 1: {fix}")
+    return Ranks(rank, world_size, local_rank)
 
 
 class Stop:
-    """What asks the run to end: a signal that means "end soon", or the death of torchrun, which its
+    """Requests to end the run: a signal that means "end soon", or the death of torchrun, which its
     processes survive.
 
     While there is nothing to lose, a signal ends the process at once; after that the run saves
@@ -304,13 +325,15 @@ class Stop:
     returns: another process may never come, and a step may take minutes. Without torchrun (it
     passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the run at once."""
 
-    def __init__(self):
-        self.signal, self.stopped, self.interrupts = 0, False, 0
+    def __init__(self) -> None:
+        self.signal = 0  # the first one received; 0 = none
+        self.stopped = False  # all ranks have agreed to stop
+        self.interrupts = 0  # SIGINTs received
         self.nothing_to_lose = True  # no step was made since the start, and no checkpoint begun
-        # torchrun's process
-        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        self.agent = os.getppid() if under_torchrun else None  # torchrun's process
 
-    def __enter__(self):
+    def __enter__(self) -> "Stop":
         self.previous = {number: signal.signal(number, self._handle) for number in signals.heeded()}
         self.received, self.sent = socket.socketpair()
         self.sent.setblocking(False)
@@ -318,25 +341,25 @@ class Stop:
         threading.Thread(target=self._answer, daemon=True).start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self.previous_fd)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         self.sent.close()  # which ends the thread
 
-    def _handle(self, number, frame):
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self.interrupts += number == signal.SIGINT
         if self.interrupts > 1 and not dist.is_initialized():
             raise KeyboardInterrupt
 
-    def _answer(self):
+    def _answer(self) -> None:
         """In a thread: answer the first signal as soon as it comes."""
         answered = False
         with self.received:
             while numbers := self.received.recv(64):  # b"" when the other end is closed
                 asked = [number for number in numbers if number in self.previous]
-                if not asked or self.stopped:  # then it has been said, and is being saved
+                if not asked or self.stopped:  # then it is announced, and is being saved
                     continue
                 if self.nothing_to_lose:
                     signals.end_at_once(asked[0])
@@ -347,13 +370,13 @@ class Stop:
 
     def nothing_is_lost(self) -> None:
         """From now on, until the first step or save, a signal ends the process at once, also one
-        that has come."""
+        that was received before."""
         self.nothing_to_lose = True
         if self.signal:
             signals.end_at_once(self.signal)
 
-    def agreed(self, env) -> bool:
-        """Whether any rank was asked to stop, with several processes before its last call. All
+    def agreed(self, env: Env) -> bool:
+        """Whether any rank was asked to stop; with several processes, before the previous call. All
         ranks must call it at the same point."""
         if env.distributed and self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
@@ -364,7 +387,9 @@ class Stop:
 
     def exit_code(self) -> int:
         """0, or 128 + the signal's number as shells report it."""
-        return 128 + (self.signal or signal.SIGTERM) if self.stopped else 0
+        if not self.stopped:
+            return 0
+        return 128 + (self.signal or signal.SIGTERM)
 
 
 # A forked process has the pipe of its parent: its own signals must not be taken for the parent's.

@@ -1,4 +1,4 @@
-"""What a run measures, the rows of metrics.jsonl, and what the console and loss.png show of them.
+"""Measurements of a run, the rows of metrics.jsonl, and their lines on the console and in loss.png.
 
 A new number goes into `Meter.read` (at each logged step), `count_scores` of a task (at each
 evaluation), or `probe` of tracking.py (from inside the network)."""
@@ -6,135 +6,169 @@ evaluation), or `probe` of tracking.py (from inside the network)."""
 import json
 import math
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from nanodnt.files import make_printable, write_file
-from nanodnt.run.checkpoints import is_metrics_row
+from nanodnt.run.checkpoints import RunState, is_metrics_row
+from nanodnt.run.environment import Env
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+
+STALLS = ("tracking_s", "evaluating_s", "saving_s")  # seconds in which no step is made
+
+
+@dataclass
+class Clock:
+    """The time of this process, over all its roll-backs."""
+
+    began: float = field(default_factory=time.perf_counter)
+    trained_s: float = 0.0  # seconds of training since then
+
+
+class Reading(NamedTuple):
+    """What a Meter has measured since its last reading."""
+
+    row: dict[str, Any]  # fields of metrics.jsonl
+    longest_streak: int  # most steps in a row that were skipped
+    step_s: float  # seconds of training per step
 
 
 class Meter:
     """Counts skipped steps on the device, and time on the host. Between readings nobody waits for
     the device."""
 
-    def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_counts: dict):
-        self.env, self.step_flops = env, step_flops
-        self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
-        # skipped, streak, longest streak
-        self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)
-        self.last_step, self.clock = state.step, time.perf_counter()
-        self.start, self.stalls = (
-            self.clock,
-            dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0),
-        )
-        # {field of metrics.jsonl: what a step has}
-        self.step_counts = {"tokens_per_s": step_tokens} | step_counts
+    def __init__(
+        self,
+        skipped: int,
+        counts_per_step: dict[str, int],
+        step_flops: float,
+        device_flops: float,
+        env: Env,
+        clock: Clock,
+    ) -> None:
+        """skipped           steps of the run that were skipped up to now
+        counts_per_step   {speed in metrics.jsonl, such as "tokens_per_s": its count in one step}
+        step_flops        floating-point operations of one step, on all devices
+        device_flops      peak FLOP/s of one device; 0 = by its name"""
+        self.env = env
+        self.clock = clock
+        self.counts_per_step = counts_per_step
+        self.step_flops = step_flops
+        self.peak_flops = peak_flops(env.device, env.dtype, device_flops)
+        # (3,): steps skipped in all, in a row up to now, most in a row since the last reading
+        self.counts = torch.tensor([skipped, 0.0, 0.0], device=env.device)
 
-    def count(self, found_inf) -> None:
+    def start(self, step: int) -> None:
+        """Measure from now on, after `step` steps."""
+        self.first_step = step
+        self.started = time.perf_counter()
+        self.not_training_s = 0.0
+        self.stalls = dict.fromkeys(STALLS, 0.0)
+
+    def count(self, found_inf: Tensor) -> None:
         """Note whether the step just made was skipped."""
         skipped, streak, longest = self.counts
         streak = (streak + 1) * found_inf
         self.counts = torch.stack((skipped + found_inf, streak, torch.maximum(longest, streak)))
 
-    def read(self, result, rates: dict, step: int) -> tuple:
-        """(what metrics.jsonl has of the step just made; the longest streak of steps skipped in a
-        row, and seconds per step, since the last reading). Waits for the device. All ranks must
-        call it."""
-        loss = self.env.sum(result.loss.clone()) / self.env.world_size
-        loss, norm, skipped, _, longest = torch.stack(
-            (loss, result.grad_norm, *self.counts)
-        ).tolist()
-        seconds = (time.perf_counter() - self.clock) / (step - self.last_step)
-        now = time.perf_counter()
-        wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
-        self.last_step, self.clock, self.start, self.stalls = (
-            step,
-            now,
-            now,
-            dict.fromkeys(stalls, 0.0),
-        )
-        self.counts[2], self.env.trained = 0.0, self.env.trained + trained
-        # loss: of all processes
-        row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}
-        row |= {name: count / seconds for name, count in self.step_counts.items()}
-        mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
-        row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
-        row |= stalls | {"goodput": trained / wall}  # both since the last reading
-        return row, int(longest), seconds
+    def skipped_steps(self) -> int:
+        """Number of steps skipped in the whole run. Waits for the device."""
+        return int(self.counts[0])
 
-    def end(self, how: str, state) -> dict:
-        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens,
-        FLOPs (and training_s, from metrics.jsonl); since its last start seconds, the share of
-        training in them, and the largest peak memory of a process. All ranks must call it."""
-        wall = time.perf_counter() - self.env.began
+    def read(self, loss: Tensor, norm: Tensor, rates: dict[str, float], step: int) -> Reading:
+        """Measure the time since the last reading, and `step`, the number of steps now made. `loss`
+        of the last one in this process, `norm` of its gradient, learning rates that it had. Waits
+        for the device. All ranks must call it."""
+        mean_loss = self.env.sum(loss.clone()) / self.env.world_size
+        numbers = torch.stack((mean_loss, norm, *self.counts)).tolist()
+        train_loss, grad_norm, skipped, _, longest_streak = numbers
+        wall_s = time.perf_counter() - self.started
+        training_s = wall_s - self.not_training_s
+        step_s = training_s / (step - self.first_step)
+        self.clock.trained_s += training_s
+        row = {"train_loss": train_loss, **rates}
+        row["grad_norm"] = grad_norm
+        row["skipped_steps"] = int(skipped)
+        for name, count in self.counts_per_step.items():
+            row[name] = count / step_s
+        row["peak_mem_bytes"] = peak_memory_bytes(self.env.device)
+        row["mfu"] = None
+        if self.peak_flops:
+            row["mfu"] = self.step_flops / step_s / (self.peak_flops * self.env.world_size)
+        row.update(self.stalls)
+        row["goodput"] = training_s / wall_s
+        self.counts[2] = 0.0
+        self.start(step)
+        return Reading(row, int(longest_streak), step_s)
+
+    def end(self, how: str, state: RunState) -> dict[str, Any]:
+        """The "end" record of config.json: step, tokens, FLOPs (and training_s, from metrics.jsonl)
+        of the whole run; of this process seconds, the share of training in them, and the largest
+        peak memory on any rank. All ranks must call it."""
+        wall_s = time.perf_counter() - self.clock.began
         peaks = self.env.gather(peak_memory_bytes(self.env.device))
-        flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
-        found = dict(
+        record = dict(
             how=how,
             ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             step=state.step,
             tokens=state.tokens,
+            flops=state.tokens * self.step_flops / self.counts_per_step["tokens_per_s"],
+            training_s=None,
+            wall_s=wall_s,
+            goodput=self.clock.trained_s / wall_s,
+            peak_mem_bytes=max(peaks),
         )
-        found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.env.trained / wall)
-        return finite(found | dict(peak_mem_bytes=max(peaks)))
+        return finite(record)
 
     @contextmanager
-    def paused(self, wait: bool):
-        """Time inside does not count as training. `wait`: for the device first, whose work so far
-        is training."""
-        if wait and self.env.device.type == "cuda":
+    def paused(self, stall: str = "") -> Iterator[None]:
+        """Time inside does not count as training, but as that of `stall`, one of STALLS, if it is
+        given. Waits for the device first, whose work so far is training."""
+        if self.env.device.type == "cuda":
             torch.cuda.synchronize(self.env.device)
         start = time.perf_counter()
         yield
-        self.clock += time.perf_counter() - start
-
-    @contextmanager
-    def stalled(self, name: str):
-        """Counts the time inside as that of this stall. What the device has to do before is not
-        waited for."""
-        start = time.perf_counter()
-        yield
-        self.stalls[name] += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.not_training_s += seconds
+        if stall:
+            self.stalls[stall] += seconds
 
 
-def make_watchers(run) -> tuple:
-    """(its Tracker, its Watcher), each None where its interval is 0."""
-    config, tracker, watcher = run.config, None, None
-    if config.track_interval:
-        from nanodnt.run.tracking import Tracker
-
-        tracker = Tracker(run.model, run.optimizer, run.data, config, run.env)
-    if config.sample_interval:
-        from nanodnt.generate import Watcher
-
-        watcher = Watcher(run.model, run.dataset_meta, config.sample_start)
-        for remark in watcher.tokenizer.remarks(config.sample_start):
-            run.env.print(f"note: sample_start: {remark}")
-    return tracker, watcher
-
-
-def finite(value):
+def finite(value: Any) -> Any:
     """`value`, nested dicts and lists, with None for NaN and infinity."""
-    return tree_map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, value)
+
+    def none_if_not_finite(x: Any) -> Any:
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return tree_map(none_if_not_finite, value)
 
 
-def read_metrics(out_dir: Path) -> list:
+def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without a last line cut short. ValueError if any other line is not
     a row."""
-    path, rows = Path(out_dir) / "metrics.jsonl", []
+    path = Path(out_dir) / "metrics.jsonl"
     if not path.exists():
-        return rows
+        return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(
-            f"{path} cannot be read ({type(e).__name__}): repair or remove it"
-        ) from None
+        reason = type(e).__name__
+        raise ValueError(f"{path} cannot be read ({reason}): repair or remove it") from None
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -147,52 +181,58 @@ def read_metrics(out_dir: Path) -> list:
     return rows
 
 
-def validation_line(scores: dict, digits: int = 4) -> str:
-    """The console's words for what `evaluate` returns."""
-    shares = [f", top-{k} {scores[f'val_top{k}']:.2%}" for k in (1, 5) if f"val_top{k}" in scores]
-    return f"validation loss {scores['val_loss']:.{digits}f}" + "".join(shares)
+def validation_line(scores: dict[str, float], digits: int = 4) -> str:
+    """The console's words for the scores of `evaluate`."""
+    words = f"validation loss {scores['val_loss']:.{digits}f}"
+    for k in (1, 5):
+        if f"val_top{k}" in scores:
+            words += f", top-{k} {scores[f'val_top{k}']:.2%}"
+    return words
 
 
-def progress_line(row: dict, max_iters: int, seconds: float) -> str:
-    """The console's line for a metrics row; `seconds` per step."""
-    left = int(seconds * (max_iters - row["step"]))
-    eta = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
-    mfu = f"  mfu {row['mfu']:.1%}" if row["mfu"] else ""
-    skipped = f"  skipped {row['skipped_steps']}" if row["skipped_steps"] else ""
-    images = f"  {row['images_per_s']:,.0f} images/s" if "images_per_s" in row else ""
-    return (
+def progress_line(row: dict[str, Any], max_iters: int, step_s: float) -> str:
+    """The console's line for a metrics row; `step_s`: seconds per step."""
+    left_s = int(step_s * (max_iters - row["step"]))
+    hours, minutes = divmod(left_s // 60, 60)
+    line = (
         f"step {row['step']}/{max_iters}  loss {row['train_loss']:.4f}  lr {row['lr']:.2e}  "
-        f"norm {row['grad_norm']:.2f}  {seconds * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
-        f"{images}{mfu}{skipped}  eta {eta}"
+        f"norm {row['grad_norm']:.2f}  {step_s * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
     )
+    if "images_per_s" in row:
+        line += f"  {row['images_per_s']:,.0f} images/s"
+    if row["mfu"]:
+        line += f"  mfu {row['mfu']:.1%}"
+    if row["skipped_steps"]:
+        line += f"  skipped {row['skipped_steps']}"
+    return f"{line}  eta {hours}:{minutes:02d}:{left_s % 60:02d}"
 
 
-def end_line(end: dict) -> str:
-    """The console's words for what `Meter.end` found."""
-    words = (
+def end_line(end: dict[str, Any]) -> str:
+    """The console's words for the record of `Meter.end`."""
+    return (
         f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs, "
+        f"{end['training_s']:.1f} s of training; since the last start {end['wall_s']:.1f} s, "
+        f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
     )
-    words += f"{end['training_s']:.1f} s of training; since the last start {end['wall_s']:.1f} s, "
-    return words + f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
 
 
-def training_seconds(rows: list) -> list | None:
+def training_seconds(rows: list[dict[str, Any]]) -> list[float] | None:
     """Seconds of training up to each row, the sum of tokens / tokens_per_s, without compilation,
     evaluation, saving, the time between two sessions, and rolled-back steps; None if no row has a
     tokens_per_s."""
-    knots = [(0, 0.0)]
+    tokens = [0]
+    seconds = [0.0]
     for row in rows:
         if rate := row.get("tokens_per_s"):
-            tokens, seconds = knots[-1]
-            knots.append((row["tokens"], seconds + max(0, row["tokens"] - tokens) / rate))
-    return (
-        np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist()
-        if knots[1:]
-        else None
-    )
+            new_tokens = max(0, row["tokens"] - tokens[-1])
+            tokens.append(row["tokens"])
+            seconds.append(seconds[-1] + new_tokens / rate)
+    if len(tokens) == 1:
+        return None
+    return np.interp([row["tokens"] for row in rows], tokens, seconds).tolist()
 
 
-def smoothed(values: list, share: float) -> list:
+def smoothed(values: list[float], share: float) -> list[float]:
     """Moving means over a window of that `share` of the values, shorter at both ends; centred, so
     without a lag."""
     n = len(values)
@@ -203,37 +243,41 @@ def smoothed(values: list, share: float) -> list:
     return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 
-def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
+def plot_losses(
+    ax: "Axes", x: list[float], rows: list[dict[str, Any]], smooth: float, color: str
+) -> "tuple[Line2D, Line2D]":
     """Training losses of metrics rows over x, raw and smoothed, validation losses, dashed; the last
     two lines drawn."""
-    found = []
-    for key in ("train_loss", "val_loss"):
-        there = [
-            (at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None
-        ]
-        found.append(tuple(zip(*there, strict=True)) if there else ((), ()))
-    (steps, losses), val = found
+
+    def points(key: str) -> tuple[list[float], list[float]]:
+        at = [i for i, row in enumerate(rows) if row.get(key) is not None]
+        return [x[i] for i in at], [rows[i][key] for i in at]
+
+    steps, losses = points("train_loss")
     ax.plot(steps, losses, color=color, alpha=0.2, linewidth=0.8)
     (line,) = ax.plot(steps, smoothed(losses, smooth), color=color, linewidth=1.6)
-    (dashed,) = ax.plot(*val, "o--", color=color, markersize=3.5, linewidth=1)
+    steps, losses = points("val_loss")
+    (dashed,) = ax.plot(steps, losses, "o--", color=color, markersize=3.5, linewidth=1)
     return line, dashed
 
 
-def finish_axis(ax, rows: list, start: float) -> None:
+def finish_axis(ax: "Axes", rows: list[dict[str, Any]], start: float) -> None:
     """Fit the y axis to the losses from step `start` on: those before fall from ln(vocabulary), and
     flatten it."""
-    late = [
-        row.get(key) for row in rows if row["step"] >= start for key in ("train_loss", "val_loss")
-    ]
-    if points := [loss for loss in late if loss is not None]:
-        margin = 0.05 * (max(points) - min(points)) + 1e-3
-        ax.set_ylim(min(points) - margin, max(points) + margin)
+    losses = []
+    for row in rows:
+        if row["step"] >= start:
+            losses += [row.get("train_loss"), row.get("val_loss")]
+    losses = [loss for loss in losses if loss is not None]
+    if losses:
+        margin = 0.05 * (max(losses) - min(losses)) + 1e-3
+        ax.set_ylim(min(losses) - margin, max(losses) + margin)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def save_figure(figure, path: Path) -> None:
-    """Write a matplotlib figure as PNG, whole or not at all, and forget it."""
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
     from matplotlib.pyplot import close
 
     write_file(path, lambda f: figure.savefig(f, format="png"))
@@ -241,8 +285,8 @@ def save_figure(figure, path: Path) -> None:
 
 
 def draw_loss(out_dir: Path, unit: str) -> None:
-    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. `unit`: what a
-    loss is the mean over."""
+    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. A loss is
+    the mean over one `unit`, such as "token"."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -256,7 +300,8 @@ def draw_loss(out_dir: Path, unit: str) -> None:
     ax = fig.subplots()
     line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, "tab:blue")
     line.set_label("training, smoothed")
-    if len(val := dashed.get_ydata()):
+    val = dashed.get_ydata()
+    if len(val):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
     ax.set(xlabel="step", ylabel=f"loss (nats per {unit})")
     ax.set_title(make_printable(out_dir.name), parse_math=False)

@@ -3,36 +3,38 @@
 import os
 import signal
 from contextlib import suppress
+from types import FrameType
 
 from configurator import rank_tag
 
-# Ctrl-C; kill and schedulers; a closed terminal; SLURM's --signal; a CPU time limit. Some systems
-# lack some.
+# In this order: Ctrl-C; kill and schedulers; a closed terminal; SLURM's --signal; the same; a CPU
+# time limit. Not every system has all of them.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-IMPORTING = []  # the signals whose handler `end_at_once` is while a command imports its modules
+IMPORTING: list[signal.Signals] = []  # signals with the handler `end_at_once` while a command
+#   imports its modules
 
 
 def heeded() -> list[signal.Signals]:
     """The signals of NAMES, without those that this process was started to ignore, by nohup for
     one, and those that are handled by code that is not Python."""
-    there = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
-    return [number for number in there if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 
 def say(text: str, file: int) -> None:
     """Write a line to a file descriptor: unlike print, this can interrupt another print."""
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader has closed it
         os.write(file, f"{rank_tag()}{text}\n".encode())
 
 
-def end_at_once(number: int, frame=None) -> None:
+def end_at_once(number: int, frame: FrameType | None = None) -> None:
     """End this process, which has nothing to save. Also a signal handler."""
     say(f"{signal.Signals(number).name}: nothing to save, exiting", file=2)
     os._exit(128 + number)
 
 
 def end_at_once_while_importing() -> None:
-    """Make `end_at_once` the handler of all signals that are heeded, until `start_main`."""
+    """Make `end_at_once` the handler of all heeded signals, until `start_main`."""
     IMPORTING[:] = heeded()
     for number in IMPORTING:
         signal.signal(number, end_at_once)
@@ -41,6 +43,5 @@ def end_at_once_while_importing() -> None:
 def start_main() -> None:
     """Give signals back to Python: Ctrl-C raises KeyboardInterrupt, the others end the process."""
     for number in IMPORTING:
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+        handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, handler)

@@ -95,7 +95,7 @@ def ddp_compiled(rank, world, folder, backend):
 
 
 def ddp_steps(rank, env, backend) -> dict:
-    """As compile_run and train do it, with small buckets: gradients, and in which order things
+    """As `place` in train.py does it, with small buckets: gradients, and in which order things
     happened."""
     found = {}
     model = prepare_model(make_model(DNT), CONFIG, env).set_runtime(kernels=("cross_entropy",))

@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
 def test_a_run_that_another_has_overtaken_is_refused(dataset, tmp_path, capsys):
     """Another run starts and ends while this one builds its model, before it has the lock."""
     config, codes = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), []
-    with at_call(train, "allocate_and_fill", 1, lambda *_: codes.append(run(**config))):
+    with at_call(train, "fill_model", 1, lambda *_: codes.append(run(**config))):
         assert run(**config, max_iters=12) == 1
     assert codes == [0]
     assert "another run has written to" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_a_run_directory_that_cannot_be_is_refused_before_training(
     """A link to a disk that is not mounted, say. Nothing is made, above all no folder in its
     place."""
     (tmp_path / "dead").symlink_to(tmp_path / "disk" / "run")
-    monkeypatch.setattr("nanodnt.start.load_source", None)
+    monkeypatch.setattr("nanodnt.start.start_fresh", None)
     monkeypatch.setattr(train, "open_data", None)
     assert run(out_dir=tmp_path / "dead", dataset=dataset) == 1
     why = f"{tmp_path}/dead is no folder to write to"
@@ -191,7 +191,7 @@ def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):
     """In the row after: half a second of each save, and of the evaluation, are no time of
     training."""
     monkeypatch.setattr(train, "save", lambda *_: time.sleep(0.5))
-    monkeypatch.setattr(train, "evaluate_step", lambda *_: time.sleep(0.5) or False)
+    monkeypatch.setattr(train, "evaluate_and_record", lambda *_: time.sleep(0.5) or False)
     assert (
         run(
             out_dir=tmp_path,

@@ -84,7 +84,7 @@ def wait_in_python(number: int) -> None:
 MOMENTS = {  # the function in which the signal comes, and how the process waits
     "set-up": ("set_up", wait_in_python),
     "waiting for others": ("describe_run", wait_in_torch),
-    "compilation": ("compile_run", wait_in_python),
+    "compilation": ("compile_if_worthwhile", wait_in_python),
     "the evaluation before the first step": ("evaluate", wait_in_torch),
 }
 

@@ -14,6 +14,7 @@ import torch
 
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.environment import Split
+from nanodnt.run.hardware import Choice
 from support.processes import BAD, play
 from support.runs import load
 from support.strikes import spoil_gradients
@@ -118,7 +119,7 @@ REFUSED = {  # name: (flags, message)
 }
 IN_BUCKETS = (
     "nanodnt.run.compilation.choose_blocks",
-    lambda *_: (True, "in buckets, as asked by a test"),
+    lambda *_: Choice(True, "in buckets, as asked by a test"),
 )
 BY_BLOCKS = ("nanodnt.start.Split", lambda parallel, keep, *rest: Split(parallel, False, *rest))
 
