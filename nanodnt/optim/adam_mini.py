@@ -1,7 +1,8 @@
 """Adam-mini (version 1.1.0 of its authors' code): AdamW with one second moment for each block of a
 parameter.
 
-    w ← w (1 − ηλ);   m ← β₁ m + (1 − β₁) g;   v ← β₂ v + (1 − β₂) mean(g² over the block);   w ← w − η m̂ / (√v̂ + ε)
+    w ← w (1 − ηλ);   m ← β₁ m + (1 − β₁) g;   v ← β₂ v + (1 − β₂) mean(g² over the block)
+    w ← w − η m̂ / (√v̂ + ε)
 
 m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. Blocks: the rows of one head for q and k;
 each row (an output neuron, a token) for other matrices (our choice for positions, routers, experts
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layers.roles import MATRICES
-from layers.sharding import local_shard, own_rows, shard_dim, shard_group
+from layers.sharding import own_rows, shard_dim, shard_group
 from model import Transformer
 from nanodnt.optim.kernels import can_compile, count_step, plain_adamw, update_averages, update_each
 from nanodnt.optim.registry import (

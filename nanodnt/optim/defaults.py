@@ -136,10 +136,9 @@ def check_ratios(config: TrainConfig) -> None:
         for name in RATIO_FLAGS:
             ratio = getattr(config, name)
             if ratio * config.learning_rate < config.min_lr:
-                text = (
-                    f"{name}={ratio} puts the peak below min_lr={config.min_lr}, which all blocks"
-                )
-                refuse(f"{text} share: lower min_lr, or set blockwise_min_lr=proportional")
+                text = f"{name}={ratio} puts the peak below min_lr={config.min_lr}"
+                fix = "lower min_lr, or set blockwise_min_lr=proportional"
+                refuse(f"{text}, which all blocks share: {fix}")
 
 
 def notes(config: TrainConfig, model: Transformer) -> list[str]:

@@ -105,9 +105,8 @@ def make_row(config: TrainConfig, role: str, block_type: str, decays: bool) -> R
     ratio = 1.0
     if config.blockwise_lr:
         ratio = getattr(config, f"lr_ratio_{block_type}")
-        if (
-            role in ("bias", "scalar") and block_type != "norm"
-        ):  # the LR of the matrix it belongs to
+        # biases and scalars have the LR of the matrix they belong to
+        if role in ("bias", "scalar") and block_type != "norm":
             label = f"{role}_{block_type}"
     decay = 0.0
     if decays:

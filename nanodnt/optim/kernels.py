@@ -56,10 +56,14 @@ def update_sgd(
     compiled: bool = False,
     **numbers: float,
 ) -> None:
-    """In place:  g ← g / grad_scale;  w ← w (1 − lr λ);  m ← momentum m + g;  w ← w − lr m, with Nesterov
-    w ← w − lr (g + momentum m). Without momentum m is g, and `momenta` are not used.
-    `numbers`: lr, momentum, nesterov, weight_decay, which is λ. `compiled`: what `can_compile` returns; then gradients
-    may be of another dtype than the weights."""
+    """In place:
+
+        g ← g / grad_scale;   w ← w (1 − lr λ);   m ← momentum m + g
+        w ← w − lr m,  with Nesterov  w ← w − lr (g + momentum m)
+
+    Without momentum m is g, and `momenta` are not used. `numbers`: lr, momentum, nesterov, and
+    weight_decay, which is λ. `compiled`: see `can_compile`; then gradients may have another dtype
+    than the weights."""
     if compiled or params[0].device.type not in FUSED:
         lists = (params, grads, momenta)
         return update_each(plain_sgd, lists, grad_scale, found_inf, compiled, **numbers)
@@ -85,11 +89,16 @@ def update_averages(
     nesterov: bool,
     compiled: bool,
 ) -> None:
-    """In place:  g ← g / grad_scale;  m ← β m + (1 − β) g;  u ← β m + (1 − β) g with Nesterov, else u ← m. `ahead`: a
-    list of u, of any dtype; empty or None where they are not needed. Where found_inf is true, m does not change.
+    """In place:
 
-    SGD does the first two before it updates the weights: w ← w − lr m. With lr = 0 they stay as
-    they are."""
+        g ← g / grad_scale;   m ← β m + (1 − β) g
+        u ← m,  with Nesterov  u ← β m + (1 − β) g
+
+    `ahead`: a list of u, of any dtype; empty or None where u is not needed. Where found_inf is
+    true, m does not change.
+
+    torch's SGD does the first line before it updates the weights, w ← w − lr m; with lr = 0 these
+    stay as they are."""
     if compiled or params[0].device.type not in FUSED:
         lists = (grads, averages, ahead or [None] * len(grads))
         numbers = dict(beta=beta, nesterov=nesterov)
@@ -126,7 +135,7 @@ def can_compile(group: Group, p: Tensor) -> bool:
     return group["compiled"] and p.device.type in COMPILED and p.ndim > 1
 
 
-# ------------------------------------------------------------------------------------------------- torch's kernels
+# ------------------------------------------------------------------------------ torch's kernels
 
 
 def fused_adamw(
@@ -180,7 +189,7 @@ def as_fp32(number: Tensor | None) -> Tensor | None:
     return None if number is None else number.float()
 
 
-# ------------------------------------------------------------------------------------------------- plain operators
+# ------------------------------------------------------------------------------ plain operators
 
 
 def update_each(

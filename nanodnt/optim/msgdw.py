@@ -1,6 +1,7 @@
 """mSGDW: momentum SGD with decoupled weight decay (DNT, arXiv 2507.17501).
 
-    w ← w (1 − ηλ);   m ← g at first, then μ m + (1 − dampening) g;   w ← w − η m,  or − η (g + μ m) with Nesterov
+    w ← w (1 − ηλ);   m ← g at first, then μ m + (1 − dampening) g
+    w ← w − η m,  with Nesterov  w ← w − η (g + μ m)
 
 By default this is the paper's momentum SGD, m ← μ m + g (sec. 2), with the decoupled decay of
 timm's sgdw, which the paper uses (App. C): the order and the first step are timm's. State: 4 bytes

@@ -105,8 +105,8 @@ def load_optimizer(optimizer: Optimizer, saved: dict, step: int) -> None:
     if not fits:
         problem = "the checkpoint's optimizer state does not fit this optimizer on this model"
         cause = "it is damaged or belongs to other parameters"
-        fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights alone"
-        refuse(f"{problem}: {cause}; {fix}")
+        fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights"
+        refuse(f"{problem}: {cause}; {fix} alone")
     optimizer.load(states, saved["param_groups"])
 
 

@@ -5,7 +5,7 @@ update of one parameter is enough) or of `register`. Then --optimizer=NAME works
 for `register` is three functions; adamw.py is the shortest example:
 
     options(config, role, model)       → dict: constants of the parameter group of this role
-    state(p, group)                    → dict: state of p before the first step; p may be on the meta device
+    state(p, group)                    → dict: state of p before the first step, perhaps on meta
     step(work, grad_scale, found_inf)  updates the parameters of all its groups in place
 
 `step` divides the gradients by the tensor `grad_scale`: this clips them (None: no clipping). Where
@@ -83,7 +83,7 @@ class Rule(NamedTuple):
     """How the parameters of a group are updated (the first three fields: see the top of this file),
     and settings of an optimizer."""
 
-    options: Callable[[TrainConfig, str, Transformer], dict]
+    options: Callable[[TrainConfig, str, Transformer], Group]
     state: Callable[[Tensor, Group], State]
     step: Callable[[list[Work], Tensor | None, Tensor | None], None]
     # {flag: default}, learning_rate and weight_decay among them. Flags of other optimizers are
@@ -94,9 +94,7 @@ class Rule(NamedTuple):
     # The rule of all parameters but the matrices of the blocks (muon: adamw); None: this rule. Its
     # flags are {fallback_rule}_learning_rate and {fallback_rule}_weight_decay
     fallback_rule: str | None = None
-    ratios: dict | None = (
-        None  # published blockwise LR ratios; None: RATIOS, and a run prints a note
-    )
+    ratios: dict[str, float] | None = None  # published blockwise LR ratios; None: RATIOS
     uses_betas: bool = True  # whether beta1 and beta2 have an effect
     # How its LR follows the size of the model: "adam" (updates whose size does not depend on that
     # of the gradient), "sgd" (in proportion to the gradient), or a key of MUON in layers/scaling.py
@@ -123,7 +121,7 @@ def register_update(
     name: str,
     update: Callable[[Tensor, Tensor, State, Group, Tensor], None],
     state: Sequence[str] = (),
-    options: Callable[[TrainConfig, str, Transformer], dict] = use_betas,
+    options: Callable[[TrainConfig, str, Transformer], Group] = use_betas,
     **settings: object,
 ) -> None:
     """Register --optimizer=`name` from the update of one parameter, in place:

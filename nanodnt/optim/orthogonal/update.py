@@ -7,7 +7,6 @@ collected and results spread is in messages.py.
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from layers.sharding import is_sharded, local_shard, shard_dim
