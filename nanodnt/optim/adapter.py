@@ -8,14 +8,13 @@ Only the balance rule stays ours. docs/optimizers.md has what the class must do.
 import ast
 import inspect
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from layers.sharding import is_sharded
 from nanodnt.optim.optimizer import Optimizer
@@ -31,8 +30,8 @@ from nanodnt.optim.registry import (
 )
 from nanodnt.settings import TrainConfig
 
-# What torch.load(weights_only=True) reads without a list of trusted classes.
-PLAIN = (int, float, bool, str, type(None), torch.dtype)
+# Values in nested dicts and lists that checkpoints hold: they are loaded with weights_only.
+SAVABLE = {Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, str, type(None)}
 
 
 def register_class(name: str, arguments: str) -> Rule:
@@ -126,9 +125,10 @@ class Adapter(Optimizer):
         return inner
 
     def drop_empty_states(self) -> None:
-        """The class finds no entry for a parameter that has no state yet, as everywhere else."""
-        for p in [p for p, state in self.state.items() if not state]:
-            del self.state[p]
+        """As in the class alone, a parameter without state has no entry."""
+        for p in self.named_parameters().values():
+            if not self.state[p]:
+                del self.state[p]
 
     @torch.no_grad()
     def make_state_on_meta(self) -> None:
@@ -163,8 +163,12 @@ class Adapter(Optimizer):
     def state_dict(self) -> dict:
         """ValueError for a state that a checkpoint cannot hold."""
         saved = super().state_dict()
-        for type_name in unsavable(saved):
-            refuse(f"optimizer={self.name} keeps a {type_name} in its state: checkpoints cannot")
+        text = f"optimizer={self.name} cannot be saved: its state"
+        if not all(type(key) is int for key in saved["state"]):
+            refuse(f"{text} is not kept by parameter")
+        values = tree_leaves(saved, is_leaf=lambda value: type(value) not in (dict, list, tuple))
+        for kind in {type(value) for value in values} - SAVABLE:
+            refuse(f"{text} holds a {kind.__name__}")
         return saved
 
     def fits(self, saved: dict[str, State], step: int) -> bool:
@@ -196,17 +200,6 @@ def copy_state(state: dict, device: torch.device, step_on_device: bool) -> dict:
         return torch.empty_like(value, device=place).copy_(value)
 
     return {key: tree_map(partial(copy, key=key), value) for key, value in state.items()}
-
-
-def unsavable(value: Any) -> Iterator[str]:
-    """Yield the types in nested dicts, lists and tuples that no checkpoint holds."""
-    if type(value) is dict:
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        for inner in value:
-            yield from unsavable(inner)
-    elif type(value) not in (Tensor, torch.nn.Parameter, *PLAIN):
-        yield type(value).__name__
 
 
 def in_one_line(error: Exception) -> str:
