@@ -160,7 +160,7 @@ class Adapter(Optimizer):
             self.state_dict()
             self.is_checked = True
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """ValueError for a state that a checkpoint cannot hold."""
         saved = super().state_dict()
         text = f"optimizer={self.name} cannot be saved: its state"
@@ -191,7 +191,7 @@ class Adapter(Optimizer):
                     self.state[p] = copy_state(saved[name], p.device, step_on_device)
 
 
-def copy_state(state: dict, device: torch.device, step_on_device: bool) -> dict:
+def copy_state(state: dict[str, Any], device: torch.device, step_on_device: bool) -> dict[str, Any]:
     """Copies on `device` of the tensors in a nested state, with their dtypes and strides."""
 
     def copy(value: Any, key: str) -> Any:

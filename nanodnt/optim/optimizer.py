@@ -2,6 +2,7 @@
 it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Optimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Without `compiled`: a checkpoint does not depend on how a run computes."""
         saved = super().state_dict()
         for group in saved["param_groups"]:

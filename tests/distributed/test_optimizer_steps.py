@@ -24,7 +24,8 @@ from support.tolerances import roundings
 
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 # 6 matrices of 3 shapes, 14 of 4
-SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)
+SMALL = dict(n_layer=1)
+LARGER = dict(n_layer=2, mlp="swiglu", n_kv_head=1)
 
 # An expert is orthogonalised where it lies. Three do not divide over two processes; at first some
 # see no token.
@@ -57,7 +58,7 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
     return optimizer.state_dict()["state"]
 
 
-# ------------------------------------------------------------------------------------------------------ full tensors
+# ------------------------------------------------------------------------------------- full tensors
 
 
 def muon_steps(rank, world, folder, compiled=False):
@@ -114,7 +115,7 @@ def test_other_classes_step_alike_on_every_process_but_not_on_shards(tmp_path):
         assert different(load(tmp_path / f"2.{rank}"), one) == [], rank
 
 
-# ------------------------------------------------------------------------------------------------------------ shards
+# ------------------------------------------------------------------------------------------- shards
 
 STEPS = {  # optimizer, layout, dtype of Muon's iteration
     "adamw": ("adamw", LARGER, "float32"),
@@ -166,7 +167,8 @@ def test_steps_on_shards(worlds, tmp_path):
         for (case, shard_size), got in torch.load(tmp_path / f"{world}.rank{rank}").items():
             expected = one[case, 0]
             for part in ("model", "state"):
-                a, b = tensors(got[part]), tensors(expected[part])
+                a = tensors(got[part])
+                b = tensors(expected[part])
                 assert_close(a, b, roundings(8))
                 exact = [
                     key for key in a if "momentum" in key or ".f." in key and "router" not in key

@@ -56,7 +56,8 @@ def test_it_is_the_class_itself_with_our_rates_and_decay(name):
     """The same bits as the class alone, in groups with these learning rates and decays."""
     flags = dict(optimizer=f"torch.optim:{name}", optimizer_args=CLASSES[name])
     model = tiny()
-    other, steps = copy.deepcopy(model), gradients(model, 5)
+    other = copy.deepcopy(model)
+    steps = gradients(model, 5)
     optimizer = make_optimizer(model, settings(**flags, decay_gains="all"))
     groups = [
         dict(
@@ -75,7 +76,10 @@ def test_it_is_the_class_itself_with_our_rates_and_decay(name):
         theirs.step()
     assert different(dict(model.named_parameters()), dict(other.named_parameters())) == []
     # the norm of the gradients is logged after the step
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters()))
+    assert all(
+        torch.equal(p.grad, q.grad)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_groups_ratios_and_the_printed_table():
@@ -159,7 +163,8 @@ def test_state_bytes_are_counted_by_a_step_without_contents():
     real = tiny()
     with torch.device("meta"):
         meta = GPT(real.config)
-    n, tensors_of = real.num_params(), len(list(real.parameters()))
+    n = real.num_params()
+    tensors_of = len(list(real.parameters()))
     for model in (real, meta):
         config = settings(optimizer="torch.optim:Adagrad")
         assert state_bytes(model, config) == 4 * n + 4 * tensors_of
