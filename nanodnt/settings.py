@@ -17,7 +17,6 @@ from configurator import (
     check_ranges,
 )
 from layers.roles import OPEN_GAINS
-from nanodnt.optim import OPTIMIZERS
 
 # The largest batch, in sequences or images. A larger number is a typing error, or counts tokens.
 MAX_BATCH = 2**20
@@ -67,9 +66,11 @@ class TrainConfig:
     data_workers: NonNegativeInt = 0  # threads of each process that decode and augment images; 0 =
     #   one per core
     # --- optimizer ---
-    optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled
-    #   decay (DNT's mSGDW); Muon for the matrices of the blocks (but routers) with AdamW for the
-    #   rest
+    optimizer: str = "adamw"  # adamw; adam_mini; msgdw: momentum SGD with decoupled decay (DNT's
+    #   mSGDW); muon: Muon for the matrices of the blocks but routers, AdamW for all else; or
+    #   MODULE:CLASS, any torch.optim.Optimizer, as in torch.optim:RMSprop
+    optimizer_args: str = ""  # keyword arguments of MODULE:CLASS, plain values, as in
+    #   betas=(0.9,0.95),eps=1e-8
     learning_rate: NonNegativeFloat | None = None  # peak learning rate; None = the optimizer's own
     #   default: adamw and adam_mini 6e-4, msgdw 1.0, muon 6e-4 or, with muon_adjust_lr=original,
     #   0.02

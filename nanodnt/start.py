@@ -259,6 +259,8 @@ def print_changes(title: str, old: dict[str, Any], new: dict[str, Any], env: Env
     """One line with the settings that differ. A setting that an older version did not have counts
     as its default."""
     train_defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    if ":" in train_defaults.optimizer:  # a class that is not ours has no default learning rate
+        train_defaults.learning_rate = 0.0
     fill_defaults(train_defaults)
     before = {field.name: field.default for field in fields(GPTConfig)}
     before.update(asdict(train_defaults))

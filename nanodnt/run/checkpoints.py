@@ -207,8 +207,10 @@ class Saver:
 
     def _copy_tensor(self, path: Any, value: Tensor) -> Tensor:
         memory = self.memory.get(path)
-        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
-            memory = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        layout = value.shape, value.dtype, value.stride()
+        if memory is None or (memory.shape, memory.dtype, memory.stride()) != layout:
+            # with the same strides, on which the bits of a product depend
+            memory = torch.empty_like(value, device="cpu")
             if value.is_cuda:
                 # copies to memory that is fresh and not pinned are many times slower
                 with suppress(RuntimeError):  # the driver may refuse to pin more

@@ -24,7 +24,8 @@ from support.tolerances import roundings
 
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 # 6 matrices of 3 shapes, 14 of 4
-SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)
+SMALL = dict(n_layer=1)
+LARGER = dict(n_layer=2, mlp="swiglu", n_kv_head=1)
 
 # An expert is orthogonalised where it lies. Three do not divide over two processes; at first some
 # see no token.
@@ -57,7 +58,7 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
     return optimizer.state_dict()["state"]
 
 
-# ------------------------------------------------------------------------------------------------------ full tensors
+# ------------------------------------------------------------------------------------- full tensors
 
 
 def muon_steps(rank, world, folder, compiled=False):
@@ -87,7 +88,34 @@ def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_pat
         assert [case for case in one if different(found[case], one[case])] == [], rank
 
 
-# ------------------------------------------------------------------------------------------------------------ shards
+def adapter_steps(rank, world, folder):
+    """Steps of classes that are not ours, and what they say about shards."""
+    found = {}
+    with joined(rank, world, folder / str(world)) as env:
+        for name in ("torch.optim:NAdam", "support.foreign:Nested"):
+            model = GPT(GPTConfig(**SIZE | SMALL))
+            state = six_steps(model, make_optimizer(model, settings(optimizer=name)), "float32")
+            found[name] = [model.state_dict(), state]
+        if world > 1:
+            model = GPT.empty(GPTConfig(**SIZE | SMALL))
+            shard_model(model, 0, env, keep=False)
+            refused = (
+                "cannot update the shards of FSDP: set --parallel=ddp, or choose one of adamw, "
+            )
+            with pytest.raises(ValueError, match=refused):
+                make_optimizer(model, settings(optimizer="torch.optim:NAdam"))
+    torch.save(found, folder / f"{world}.{rank}")
+
+
+def test_other_classes_step_alike_on_every_process_but_not_on_shards(tmp_path):
+    adapter_steps(0, 1, tmp_path)
+    processes(2, adapter_steps, tmp_path)
+    one = load(tmp_path / "1.0")
+    for rank in range(2):
+        assert different(load(tmp_path / f"2.{rank}"), one) == [], rank
+
+
+# ------------------------------------------------------------------------------------------- shards
 
 STEPS = {  # optimizer, layout, dtype of Muon's iteration
     "adamw": ("adamw", LARGER, "float32"),
@@ -139,7 +167,8 @@ def test_steps_on_shards(worlds, tmp_path):
         for (case, shard_size), got in torch.load(tmp_path / f"{world}.rank{rank}").items():
             expected = one[case, 0]
             for part in ("model", "state"):
-                a, b = tensors(got[part]), tensors(expected[part])
+                a = tensors(got[part])
+                b = tensors(expected[part])
                 assert_close(a, b, roundings(8))
                 exact = [
                     key for key in a if "momentum" in key or ".f." in key and "router" not in key

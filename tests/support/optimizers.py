@@ -59,8 +59,9 @@ NAMES = list(OPTIMIZERS)
 
 
 def filled(**changes):
-    """The training settings with these changes, filled in."""
+    """The training settings with these changes, checked and filled in."""
     config = TrainConfig(**changes)
+    config.check()
     fill_defaults(config)
     return config
 
@@ -73,7 +74,8 @@ def settings(**changes):
 def tiny(**flags):
     """A DNT, or another layout, of one block, whose parameters are all random numbers of size 1."""
     sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=31)
-    model, g = GPT(GPTConfig(**sizes | (flags or DNT))), torch.Generator().manual_seed(1)
+    model = GPT(GPTConfig(**sizes | (flags or DNT)))
+    g = torch.Generator().manual_seed(1)
     for p in model.parameters():
         p.data.normal_(generator=g)
     return model
@@ -105,7 +107,8 @@ def spoil(grads, kind):
 def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
     """A step for each {name: gradient} of `steps`, with LRs that change. Returns {name: [the LR of
     each step]}."""
-    optimizer.found_inf, optimizer.grad_scale = found_inf, grad_scale
+    optimizer.found_inf = found_inf
+    optimizer.grad_scale = grad_scale
     rates = {name: [] for name, _ in model.named_parameters()}
     for t, grads in enumerate(steps):
         for name, p in model.named_parameters():
@@ -152,7 +155,9 @@ def assert_steps(update, model, tolerance=STEPS_ERROR, **changes):
     """Some steps change every parameter as `update(role, w, decay, steps)` does in float64;
     `steps`: [(gradient, LR)]. Returns the optimizer."""
     optimizer = make_optimizer(model, settings(**changes))
-    want, grads, roles = values(model), gradients(model, STEPS), model.roles()
+    want = values(model)
+    grads = gradients(model, STEPS)
+    roles = model.roles()
     rates = drive(model, optimizer, grads)
     for name, w in want.items():
         steps = [(g[name], lr) for g, lr in zip(grads, rates[name], strict=True)]
@@ -164,7 +169,8 @@ def assert_steps(update, model, tolerance=STEPS_ERROR, **changes):
 def with_torch(p, steps, optimizer, decay=0.0):
     """p after the steps [(gradient, LR)] of an optimizer of torch; `decay` comes before each."""
     for grad, lr in steps:
-        optimizer.param_groups[0]["lr"], p.grad = lr, grad.to(p.dtype)
+        optimizer.param_groups[0]["lr"] = lr
+        p.grad = grad.to(p.dtype)
         p.data.mul_(1 - lr * decay)
         optimizer.step()
     return p.detach().double()

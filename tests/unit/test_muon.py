@@ -12,8 +12,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz as torchs_iteration
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanodnt.optim import make_optimizer
+from nanodnt.optim.orthogonal.messages import assign_owners
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, split_into_stacks
-from nanodnt.optim.orthogonal.update import assign_owners
 from support.depth import spread
 from support.optimizers import compile_updates, drive, gradients, settings, tiny, values, with_torch
 from support.tolerances import roundings
@@ -31,7 +31,7 @@ LAYOUT = dict(n_kv_head=1, n_ff=40, mlp="swiglu", bias=True)
 LAYOUT |= dict(qk_norm=True, mid_norm="both", branch_scale="skipinit", tie_weights=False)
 
 
-# ---------------------------------------------------------------------------------------------------- Newton-Schulz
+# ------------------------------------------------------------------------------------ Newton-Schulz
 
 
 def plain_iteration(x, steps):
@@ -54,7 +54,8 @@ def polynomial(s, steps):
 def matrix(kind, m, n, seed=0):
     """A matrix in float64. `ill`: singular values from 1 down to 0.002 of ‖X‖_F; `rank`: the lower
     half are zero."""
-    g, k = torch.Generator().manual_seed(seed), min(m, n)
+    g = torch.Generator().manual_seed(seed)
+    k = min(m, n)
     draw = [
         torch.randn(rows, columns, generator=g).double()
         for rows, columns in ((m, n), (m, k), (n, k))
@@ -92,11 +93,13 @@ def test_it_is_the_plain_iteration(kind, shape):
             torch.testing.assert_close(
                 y[0].double(), plain_iteration(x.to(dtype), steps), rtol=0.0, atol=tolerance
             )
-        found, rounded = torch.linalg.svdvals(y[0].double()), x.bfloat16()
+        found = torch.linalg.svdvals(y[0].double())
+        rounded = x.bfloat16()
         torch.testing.assert_close(
             found, polynomial(s, steps).sort(descending=True)[0], rtol=0.0, atol=tolerance
         )
-        y, want = newton_schulz(rounded[None], steps)[0], plain_iteration(rounded, steps)
+        y = newton_schulz(rounded[None], steps)[0]
+        want = plain_iteration(rounded, steps)
         assert y.dtype == torch.bfloat16 and y.shape == shape
         theirs = torchs_iteration(rounded, NS, steps, 1e-7)
         error, torchs_error = ((z.double() - want).norm() / want.norm() for z in (y, theirs))
@@ -104,7 +107,8 @@ def test_it_is_the_plain_iteration(kind, shape):
     kept = s > 0.002
     assert kept.all() or kind != "ill"
     assert BAND[0] < found[: kept.sum()].min() and found.max() < BAND[1]
-    s, found = torch.linalg.svdvals(want), torch.linalg.svdvals(y.double())
+    s = torch.linalg.svdvals(want)
+    found = torch.linalg.svdvals(y.double())
     assert found.max() < BAND[1] + roundings(4, torch.bfloat16)
     # else rounding changes small singular values more
     if kind == "random" and shape != (300, 300) or min(shape) == 1:
@@ -115,7 +119,8 @@ def test_work():
     """Tall matrices cost as much as wide ones: 2m²n + m³ multiplications a step. The first two
     steps of a wide matrix take two products of m × n instead of four, and five of m × m instead of
     two."""
-    m, n = 64, 200
+    m = 64
+    n = 200
     pair = 2 * m * m * n - 3 * m**3
     for shape, saved in (((m, n), pair), ((n, m), pair), ((m, m), 0)):
         with FlopCounterMode(display=False) as counter:
@@ -126,14 +131,15 @@ def test_work():
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- updates
+# ------------------------------------------------------------------------------------------ updates
 
 
 def take_steps(config, how, dtype=None):
     """Random steps with LRs that change: (model, optimizer, parameters before, {name: [(gradient,
     LR)]}). `how`: with compiled updates, as on GPUs, or with plain ones."""
     model = tiny(**LAYOUT).set_runtime(compute_dtype=dtype)
-    optimizer, start = make_optimizer(model, config), values(model)
+    optimizer = make_optimizer(model, config)
+    start = values(model)
     grads = gradients(model, STEPS, small=())
     with pytest.MonkeyPatch.context() as patch:
         if how == "compiled":
@@ -159,7 +165,9 @@ def size_of(adjust, rows, columns):
 OPTIONS = {"defaults": {}, "others": dict(momentum=0.8, muon_steps=3)}
 FAST = {("original", True, "defaults", "plain"), ("match_rms_adamw", True, "others", "plain")}
 FAST |= {("original", False, "others", "plain"), ("match_rms_adamw", False, "defaults", "plain")}
-ADJUST, BOTH, HOW = ("original", "match_rms_adamw"), (True, False), ("plain", "compiled")
+ADJUST = ("original", "match_rms_adamw")
+BOTH = (True, False)
+HOW = ("plain", "compiled")
 
 
 @pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, OPTIONS, HOW)), FAST), ids=str)
@@ -176,7 +184,8 @@ def test_it_is_torchs_muon_and_torchs_adamw(case):
     )
     model, _, start, past = take_steps(config, how, torch.bfloat16)
     for name, role in model.roles().items():
-        w, ours = start[name], model.get_parameter(name).detach().double()
+        w = start[name]
+        ours = model.get_parameter(name).detach().double()
         if role in BLOCK_ROLES:
             numbers = dict(
                 momentum=options.get("momentum", 0.95), ns_steps=options.get("muon_steps", 5)
@@ -193,7 +202,8 @@ def test_it_is_torchs_muon_and_torchs_adamw(case):
             )
             assert (ours - theirs).norm() < 0.02 * path, name
         else:
-            p, decay = torch.nn.Parameter(w), 0.2 if role in ("emb", "head", "pos") else 0.0
+            p = torch.nn.Parameter(w)
+            decay = 0.2 if role in ("emb", "head", "pos") else 0.0
             theirs = torch.optim.AdamW([p], betas=(0.8, 0.95), eps=1e-8, weight_decay=decay)
             torch.testing.assert_close(
                 ours,
@@ -209,10 +219,13 @@ FAST = {("original", True, "plain"), ("match_rms_adamw", False, "plain")}
 @pytest.mark.parametrize("case", spread(list(product(ADJUST, BOTH, HOW)), FAST), ids=str)
 def test_in_fp32_it_is_the_recurrence_in_float64(case):
     """m ← μ m + (1 − μ) g."""
-    (adjust, nesterov, how), mu = case, 0.95
+    adjust, nesterov, how = case
+    mu = 0.95
     model, optimizer, start, past = take_steps(muon(muon_adjust_lr=adjust, nesterov=nesterov), how)
     for name in (name for name, role in model.roles().items() if role in BLOCK_ROLES):
-        w, m, p = start[name], torch.zeros_like(start[name]), model.get_parameter(name)
+        w = start[name]
+        m = torch.zeros_like(start[name])
+        p = model.get_parameter(name)
         for g, lr in past[name]:
             m = mu * m + (1 - mu) * g
             u = mu * m + (1 - mu) * g if nesterov else m
@@ -235,7 +248,8 @@ def test_the_iteration_is_in_bf16_where_the_model_is(dtype, expected):
 def test_what_is_stacked_is_bounded():
     """At most 64M entries at a time, but at least one matrix; and each matrix once."""
     for rows, count in ((4096, 9), (2**14, 3), (64, 5)):
-        matrix, items = torch.empty(rows, rows, device="meta"), list(range(count))
+        matrix = torch.empty(rows, rows, device="meta")
+        items = list(range(count))
         stacks = split_into_stacks(items, matrix)
         assert [i for stack in stacks for i in stack] == items
         assert all(len(stack) == 1 or len(stack) * rows**2 <= 2**26 for stack in stacks)
@@ -243,7 +257,7 @@ def test_what_is_stacked_is_bounded():
     assert split_into_stacks([], matrix) == []
 
 
-# ----------------------------------------------------------------------------------------------------------- owners
+# ------------------------------------------------------------------------------------------- owners
 
 
 def cost(shape):

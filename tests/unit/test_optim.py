@@ -51,7 +51,7 @@ def kernel(request, monkeypatch):
         compile_updates(monkeypatch)
 
 
-# ------------------------------------------------------------------------------------------------------ update rules
+# ------------------------------------------------------------------------------------- update rules
 
 
 @both_kernels
@@ -89,11 +89,13 @@ def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
 def test_adam_mini_is_its_definition(layout):
     """One second moment a head of q and k, a row of other matrices, a whole tensor of all else; ε
     outside the root."""
-    model, moments = tiny(**LAYOUTS[layout]), []
+    model = tiny(**LAYOUTS[layout])
+    moments = []
 
     def update(role, w, decay, steps):
         blocks = blocks_of(role, len(w), head_dim=8)
-        m, v = torch.zeros_like(w), [0.0] * len(blocks)
+        m = torch.zeros_like(w)
+        v = [0.0] * len(blocks)
         for t, (g, lr) in enumerate(steps):
             w = w * (1 - lr * decay)
             m = 0.8 * m + 0.2 * g
@@ -140,7 +142,7 @@ def test_adam_mini_refuses_a_head_that_does_not_divide_the_rows():
         make_optimizer(model, settings(optimizer="adam_mini"))
 
 
-# ------------------------------------------------------------------- steps with gradients that are not finite
+# --------------------------------------------------------- steps with gradients that are not finite
 
 
 @both_kernels
@@ -153,7 +155,8 @@ def test_found_inf_makes_a_step_change_nothing(variant, kind):
     for with_spoilt in (False, True):
         model = tiny(**MIXED)
         optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
-        grads, spoilt = gradients(model, 3), spoil(gradients(model, 1, seed=1)[0], kind)
+        grads = gradients(model, 3)
+        spoilt = spoil(gradients(model, 1, seed=1)[0], kind)
         for t in range(4):
             if with_spoilt:
                 before = everything(model, optimizer)
@@ -187,12 +190,11 @@ def test_a_gradient_of_zero_makes_no_nan(variant):
 
 def first_step(variant, decays: bool) -> tuple:
     """(Its gradients, how it changes each parameter, ηλw of each), in float64."""
-    model, (grads,) = tiny(), gradients(tiny(), 1, small=())
-    optimizer, before, shares = (
-        make_optimizer(model, settings(**VARIANTS[variant])),
-        values(model),
-        {},
-    )
+    model = tiny()
+    (grads,) = gradients(tiny(), 1, small=())
+    optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
+    before = values(model)
+    shares = {}
     for group in optimizer.param_groups:
         group["lr"] = 0.01
         group["weight_decay"] *= decays
@@ -239,10 +241,8 @@ def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""
-    scale, grads = (
-        torch.tensor(1.7),
-        [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)],
-    )
+    scale = torch.tensor(1.7)
+    grads = [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)]
     smaller = [{name: g / scale for name, g in step.items()} for step in grads]
     runs = (
         driven(VARIANTS[variant], grads, 0.0, scale),
@@ -251,7 +251,7 @@ def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     assert everything(*runs[0]) == everything(*runs[1])
 
 
-# -------------------------------------------------------------------------------------------- kernels of a step
+# -------------------------------------------------------------------------------- kernels of a step
 
 
 class Kernels(TorchDispatchMode):
@@ -265,7 +265,8 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         lists = [a for a in args if isinstance(a, (list, tuple)) and a and torch.is_tensor(a[0])]
-        name, tensors = func.overloadpacket.__name__, zip(*lists, strict=False)
+        name = func.overloadpacket.__name__
+        tensors = zip(*lists, strict=False)
         of_shapes = all(len({t.shape for t in same}) == 1 for same in tensors)
         of_dtypes = len({t.dtype for ts in lists for t in ts}) <= 1 or name == "_foreach_copy_"
         singly = name.startswith("_foreach_") and not (of_shapes and of_dtypes)
@@ -281,7 +282,8 @@ def count_kernels(n_layer, changes) -> tuple:
     optimizer = make_optimizer(model, settings(**changes))
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    optimizer.found_inf, optimizer.grad_scale = torch.tensor(False), torch.tensor(1.7)
+    optimizer.found_inf = torch.tensor(False)
+    optimizer.grad_scale = torch.tensor(1.7)
     with Kernels() as kernels:
         optimizer.step()
     return (
@@ -309,7 +311,8 @@ def test_deeper_models_take_no_more_kernels(variant):
 def test_updates_are_compiled_once(variant, monkeypatch):
     """LRs change in every step, and nothing is compiled after the first; with compile=False nothing
     at all."""
-    (first, *steps), found = gradients(tiny(**MIXED), STEPS), []
+    first, *steps = gradients(tiny(**MIXED), STEPS)
+    found = []
     for changes in (dict(compile=False), dict()):
         counters.clear()
         compile_updates(monkeypatch, "aot_eager")

@@ -6,6 +6,7 @@ tests/docs/test_docs.py puts that file into a copy of the tree and trains with i
 line; tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
+import ast
 import io
 import re
 from functools import cache
@@ -36,11 +37,12 @@ from support.optimizers import (
     lion_source,
     registered,
     settings,
+    spoil,
     tiny,
 )
 from support.runs import bits, different
 
-# ------------------------------------------------------------------------------------------------------------ groups
+# ------------------------------------------------------------------------------------------- groups
 
 
 def table(text):
@@ -122,7 +124,7 @@ def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     assert sorted(unchanged) == sorted(unused)
 
 
-# ------------------------------------------------------------------------------------------------------------- decay
+# -------------------------------------------------------------------------------------------- decay
 
 
 @cache
@@ -197,7 +199,8 @@ SWIGLU = dict(DNT, mlp="swiglu", gain_out="scale", tie_weights=True)
 def test_input_gains_move_the_named_gains_alone(flags, choice):
     """Between what input and what output decays; a gain is of the one or of the other. The default
     is `final`."""
-    usual, gains = decays(flags, decay_gains="input"), decays(flags, decay_gains="all")
+    usual = decays(flags, decay_gains="input")
+    gains = decays(flags, decay_gains="all")
     named = {n: part for n in gains for part, pattern in OPEN.items() if re.fullmatch(pattern, n)}
     assert set(named.values()) == {*OPEN} and all(
         usual[n] == 0.1 * (part == "final") for n, part in named.items()
@@ -212,7 +215,8 @@ def test_input_gains_move_the_named_gains_alone(flags, choice):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OURS)
 def test_state_bytes_by_hand_and_without_storage(name, layout):
-    config, real = settings(optimizer=name), tiny(**LAYOUTS[layout])
+    config = settings(optimizer=name)
+    real = tiny(**LAYOUTS[layout])
     with torch.device("meta"):
         meta = GPT(real.config)
     sizes = {n: (role, real.get_parameter(n)) for n, role in real.roles().items()}
@@ -227,7 +231,7 @@ def test_state_bytes_by_hand_and_without_storage(name, layout):
     assert state_bytes(meta, config) == state_bytes(real, config) == want
 
 
-# ------------------------------------------------------------------------------------------------------- state, loading
+# ----------------------------------------------------------------------------------- state, loading
 
 
 def through_a_file(value):
@@ -241,7 +245,8 @@ def through_a_file(value):
 def test_training_continues_bit_by_bit_after_loading():
     grads = gradients(tiny(), 4)
     for variant, changes in VARIANTS.items():
-        first, second = driven(changes, grads[:2]), driven(changes, [])
+        first = driven(changes, grads[:2])
+        second = driven(changes, [])
         saved = through_a_file([part.state_dict() for part in first])
         before = bits(saved)
         second[0].load_state_dict(saved[0])
@@ -311,13 +316,21 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     load_optimizer(target, through_a_file(source.state_dict()), step=2)
 
 
-# --------------------------------------------------------------------------------------------------- a new optimizer
+# ---------------------------------------------------------------------------------- a new optimizer
 
 
 @pytest.fixture
 def lion():
     with registered(lion_source()):
         yield
+
+
+def test_lion_is_short():
+    """The update, and a call that registers it: at most 12 lines without docstring and empty
+    ones."""
+    docstring, *statements = ast.parse(lion_source()).body
+    lines = [node.end_lineno - node.lineno + 1 for node in statements]
+    assert isinstance(docstring, ast.Expr) and sum(lines) <= 12
 
 
 def test_lion_is_its_recurrence(lion):
@@ -333,14 +346,33 @@ def test_lion_is_its_recurrence(lion):
     assert_steps(update, tiny(**ALL).double(), 1e-12, optimizer="lion", beta1=0.8, beta2=0.9)
 
 
+def test_lion_clips_and_skips(lion):
+    """Gradients are divided by grad_scale; where one is not finite, parameters, state and the count
+    of steps keep their bits, in the first step and later."""
+    grads = [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)]
+    smaller = [{n: g / 1.7 for n, g in step.items()} for step in grads]
+    model, optimizer = driven(dict(optimizer="lion"), grads[:0])
+    scale = torch.tensor(1.7)
+    for step in grads:
+        for kind in ("nan", "inf", "one", "other"):
+            before = everything(model, optimizer)
+            drive(model, optimizer, [spoil(step, kind)], torch.tensor(1.0), torch.tensor(1.0))
+            assert everything(model, optimizer) == before, kind
+        drive(model, optimizer, [step], torch.tensor(0.0), scale)
+    assert everything(model, optimizer) != before
+    other = driven(dict(optimizer="lion"), [])
+    for step in smaller:
+        drive(*other, [step])
+    assert everything(model, optimizer) == everything(*other)
+    assert {state["step"].item() for state in optimizer.state.values()} == {3.0}
+
+
 def test_lions_state_is_counted_and_kept(lion):
     """It is part of the optimizer's state, which loads into another; a step that is not finite
     changes nothing."""
     grads = gradients(tiny(), 4)
-    (model, optimizer), other = (
-        driven(dict(optimizer="lion"), grads[:2]),
-        driven(dict(optimizer="lion"), []),
-    )
+    model, optimizer = driven(dict(optimizer="lion"), grads[:2])
+    other = driven(dict(optimizer="lion"), [])
     other[0].load_state_dict(model.state_dict())
     load_optimizer(other[1], optimizer.state_dict(), step=2)
     drive(
@@ -352,7 +384,9 @@ def test_lions_state_is_counted_and_kept(lion):
     for pair in ((model, optimizer), other):
         drive(*pair, grads[2:])
     assert everything(model, optimizer) == everything(*other)
-    assert state_bytes(model, settings(optimizer="lion")) == 4 * model.num_params()
+    tensors_of = len(list(model.parameters()))  # each with a count of its steps
+    n_bytes = 4 * model.num_params() + 4 * tensors_of
+    assert state_bytes(model, settings(optimizer="lion")) == n_bytes
 
 
 def test_lions_settings(lion):
@@ -365,7 +399,8 @@ def test_lions_settings(lion):
         match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon",
     ):
         filled(optimizer="lion", momentum=0.9)
-    model, config = tiny(), settings(optimizer="lion", blockwise_lr=True, weight_decay=0.1)
+    model = tiny()
+    config = settings(optimizer="lion", blockwise_lr=True, weight_decay=0.1)
     optimizer = make_optimizer(model, config)
     assert {group["rule"] for group in optimizer.param_groups} == {"lion"}
     ratios = {g["label"]: g["lr_ratio"] for g in optimizer.param_groups if g["role"] in DECAYED}

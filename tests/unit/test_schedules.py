@@ -12,7 +12,7 @@ from support.optimizers import filled as settings
 
 NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
 
-# ---------------------------------------------------------------------------------------------------------- defaults
+# ----------------------------------------------------------------------------------------- defaults
 
 MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
@@ -122,7 +122,7 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
     assert len(found) == (words is not None) and all(note.startswith(words) for note in found)
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 # flags that only some optimizers have: a value, and those that have it
 FLAGS = dict(
@@ -143,12 +143,10 @@ def test_a_flag_without_effect_is_refused(flag):
         )
 
 
-SGD, MU, WSD, BLOCKWISE = (
-    dict(optimizer="msgdw"),
-    dict(optimizer="muon"),
-    dict(schedule="wsd"),
-    dict(blockwise_lr=True),
-)
+SGD = dict(optimizer="msgdw")
+MU = dict(optimizer="muon")
+WSD = dict(schedule="wsd")
+BLOCKWISE = dict(blockwise_lr=True)
 REFUSED = [
     (dict(learning_rate=-1.0), "learning_rate=-1.0 must not be negative"),
     (dict(MU, adamw_weight_decay=-1.0), "adamw_weight_decay=-1.0 must not be negative"),
@@ -207,7 +205,7 @@ def test_impossible_settings_are_refused(changes, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-# --------------------------------------------------------------------------------------------------------- schedules
+# ---------------------------------------------------------------------------------------- schedules
 
 PLAIN = dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=10, max_iters=110)
 
@@ -233,7 +231,7 @@ def test_schedule_edges():
     assert rates([11, 50, 200], schedule="cosine", min_lr=1e-2) == [1e-2] * 3
 
 
-# --------------------------------------------------------------------------------------------------------- blockwise
+# ---------------------------------------------------------------------------------------- blockwise
 
 PAPER = dict(emb=10, qk=8, ffn=6, vo=4, gain_in=1, gain_out=1, head=1, pos=1)
 PAPER |= dict(
@@ -341,9 +339,12 @@ def test_rates(name, start, min_lr):
         )
         assert found.keys() == PAPER.keys()
         for label, group in (found | {None: None}).items():
-            r, base, floor = PAPER.get(label, 1), 1e-2, 1e-3
+            r = PAPER.get(label, 1)
+            base = 1e-2
+            floor = 1e-3
             if group and name == "muon" and (label in REST or label.split("_")[0] in REST):
-                base, floor = 4e-3, 4e-4
+                base = 4e-3
+                floor = 4e-4
             first = base if start == "warmup_end" else r * base
             floor *= r if min_lr == "proportional" else 1
             want = [
