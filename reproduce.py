@@ -1,7 +1,7 @@
 """Test claims, the papers' or yours: tune, train, measure, judge, and write a page with a figure.
 
 python reproduce.py                                    # the papers' claims on language models: hours on CPU cores
-python reproduce.py --claims=config/studies/digits.py  # those on images, on handwritten digits: an hour
+python reproduce.py --claims=studies/digits.py  # those on images, on handwritten digits: an hour
 python reproduce.py --claims=my_claims.py --dry_run    # yours: how many runs, and their commands; see docs/claims.md
 python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
 python reproduce.py --judge_only                       # no run: verdicts, page and figures from the committed record

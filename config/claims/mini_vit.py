@@ -1,4 +1,4 @@
-"""The base model for claims about vision transformers on two CPU cores (config/studies/digits.py).
+"""The base model for claims about vision transformers on two CPU cores (studies/digits.py).
 
     python data/digits/prepare.py
     python train.py config/claims/mini_vit.py config/dnt/s5.py --out_dir=out/mini_vdnt

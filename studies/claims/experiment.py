@@ -57,8 +57,8 @@ CLIFF = 0.2  # nats: a rate whose double costs more is no tuned rate
 @dataclass
 class ReproduceConfig:
     # --- what ---
-    claims: PathName = "config/studies/papers.py"  # the claims file: yours, or one of
-    #   config/studies/
+    claims: PathName = "studies/papers.py"  # the claims file: yours, or one of
+    #   studies/
     only: str = ""  # ids of claims, names of papers, separated by commas; empty = all
     dry_run: bool = False  # print how many runs, steps and tokens it takes, and the commands known
     #   now; train nothing

@@ -4,14 +4,14 @@ reproduce.py`, on GPUs.
 Sizes, data and rates of scale vectors, and sizes of DyT, are ours [I], where the papers have none
 so small.
 
-    python reproduce.py --claims=config/studies/large.py --dry_run
+    python reproduce.py --claims=studies/large.py --dry_run
 
 Rates are the papers', or ours where we have none; nothing is tuned, and a run takes all GPUs, by
-torchrun. `own` makes the study of other sizes: config/studies/xl.py.
+torchrun. `own` makes the study of other sizes: studies/xl.py.
 """
 
-from config.studies.papers import LEFT_OUT, MSGDW, SCALED, STRESS, S, Study
-from config.studies.papers import study as papers
+from studies.papers import LEFT_OUT, MSGDW, SCALED, STRESS, S, Study
+from studies.papers import study as papers
 
 
 def own(
@@ -78,7 +78,8 @@ DYT = [
     for x in ("rmsnorm", "dyt")
 ]
 study = own(
-    "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
+    "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we "
+    "have them; GPUs",
     "config/gpt2_small.py",
     "config/dnt_small.py",
     "config/lns/130m.py",

@@ -1,22 +1,26 @@
 """The papers' claims about language models at 8M parameters and 8M tokens a run, on one GPU, for
 `python reproduce.py`.
 
-python reproduce.py --claims=config/studies/small.py --jobs=4
+python reproduce.py --claims=studies/small.py --jobs=4
 """
 
-from config.studies.papers import study as papers
+from studies.papers import study as papers
 
-SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --eval_interval=1000 --eval_tokens=500000"
-SMALL += " --dtype=auto --init_std=0.035"
+SMALL = (
+    "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --eval_interval=1000 "
+    "--eval_tokens=500000 --dtype=auto --init_std=0.035"
+)
 
 LONG = "one rate, twice the steps"
 study = papers._replace(
-    title="Language models of 8M parameters, 8M tokens of Python source a run (33M for LNS); one GPU",
+    title="Language models of 8M parameters, 8M tokens of Python source a run (33M for LNS); one "
+    "GPU",
     bases={
         "gpt": f"{papers.bases['gpt']} {SMALL} --warmup_iters=10",
         "llama": f"{papers.bases['llama']} {SMALL} --n_ff=688 --warmup_iters=100",
         "blockwise": f"{papers.bases['blockwise']} {SMALL} --n_ff=1024 --warmup_iters=20",
-        "deep": f"{papers.bases['deep']} {SMALL} --n_ff=688 --max_iters=4000 --warmup_iters=400 --compile=auto",
+        "deep": f"{papers.bases['deep']} {SMALL} --n_ff=688 --max_iters=4000 --warmup_iters=400 "
+        "--compile=auto",
     },
     claims=[claim._replace(plain={}) for claim in papers.claims],  # what was found at another size
     arms=papers.arms
