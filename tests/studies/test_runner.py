@@ -228,7 +228,7 @@ def test_values_by_seed(tmp_path, monkeypatch):
     high = {"S1": None, "S5": 2.75}
     seeds = {"S1 AdamW": [1, 2, 3], "S5 AdamW": [1, 2, 3]}
     monkeypatch.setattr(made, "reported", lambda name, seeds: [(name, seed) for seed in seeds])
-    monkeypatch.setattr(made, "seeds_of", lambda name: seeds.get(name, [1, 2]))
+    monkeypatch.setattr(made, "seeds_of", lambda name, claims=None: seeds.get(name, [1, 2]))
 
     def measured(measure, runs):
         return [
