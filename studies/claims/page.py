@@ -18,8 +18,8 @@ from studies.sweep.runner import ROOT
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = (
     "# {title}\n\n{about}\n\n"
-    "[How claims are judged](../claims.md). Brackets are 95% intervals over the seeds (Student's t) "
-    "at the learning rates\n"
+    "[How claims are judged](../claims.md). Brackets are 95% intervals over the seeds "
+    "(Student's t) at the learning rates\n"
     "given; a range is of two seeds.\n\n{note}\n"
 )
 RATES = (
