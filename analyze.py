@@ -1,8 +1,8 @@
 """The papers' figures from runs, and runs compared.
 
-python analyze.py out/dnt_small                # every figure that applies, in out/dnt_small/analysis
+python analyze.py out/dnt_small                    # figures that apply, in out/dnt_small/analysis
 python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # and report.md
-python analyze.py out/dnt_small/step_2000.pt --figures=gradients  # one checkpoint
+python analyze.py out/dnt_small/step_2000.pt --figures=gradients             # one checkpoint
 python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal
 
 The second compares runs side by side. The third takes an early checkpoint, as DNT's Fig. 1 does.
