@@ -21,7 +21,7 @@ bias = True
 drop_path = 0.1
 init = "xavier_cut"
 residual_init = "plain"
-# of positions, class token and head: 0.02 belongs to width 768
+# Positions, class token and head: 0.02 belongs to width 768.
 init_std = 0.02 * (768 / n_embd) ** 0.5
 
 label_smoothing = 0.1
