@@ -109,21 +109,24 @@ def build_examples(
         meta |= tokenizer_meta
         meta["template"] = asdict(template)
         meta["dtype"] = dtype.name
-        splits = {
+        meta["splits"] = {
             "train": _write_split(parts, "train", train),
             "val": _write_split(parts, "val", val),
         }
-        meta["splits"] = splits
-        n_tokens = sum(split["tokens"] for split in splits.values())
-        n_answer_tokens = sum(split["answer_tokens"] for split in splits.values())
-        longest = max(split["longest"] for split in splits.values())
-        about = (
-            f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary "
-            f"{meta['vocab_size']:,}\n"
-            f"{n_answer_tokens / n_tokens:.1%} of the tokens count in the loss\n"
-            f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
-        )
-        script.publish(parts, out_dir, meta, "examples", about, command)
+        script.publish(parts, out_dir, meta, "examples", _summary(meta), command)
+
+
+def _summary(meta: dict[str, Any]) -> str:
+    """Lines for the console on a dataset."""
+    splits = meta["splits"].values()
+    n_tokens = sum(split["tokens"] for split in splits)
+    n_answer_tokens = sum(split["answer_tokens"] for split in splits)
+    longest = max(split["longest"] for split in splits)
+    return (
+        f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}\n"
+        f"{n_answer_tokens / n_tokens:.1%} of the tokens count in the loss\n"
+        f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
+    )
 
 
 def _encode(

@@ -9,16 +9,21 @@ published where we could read it. The largest effects and the papers' headlines 
 
 from studies.claims.study import Arm, Claim, Number, Setting, Study
 
-# -- what the scale changes in every protocol
+# -- reasons why a setting differs from the paper's, in every protocol
 
 SIZE = "two CPU cores train it in minutes"
 RATE = "the paper's rate goes with its size and steps: tuned here"
 
 
-def kept(paper: dict, **sources) -> tuple:
-    """Settings that are the paper's here too: {flag: value}, and where the paper has them, by
-    flag."""
-    return tuple(Setting(name, value, sources[name.split()[0]]) for name, value in paper.items())
+Settings = tuple[Setting, ...]
+
+
+def kept(paper: dict[str, object], **sources: str) -> Settings:
+    """Settings {flag: value} in which the study follows the paper, with their sources by flag."""
+    settings = []
+    for name, value in paper.items():
+        settings.append(Setting(name, value, sources[name.split()[0]]))
+    return tuple(settings)
 
 
 def size(
@@ -29,51 +34,50 @@ def size(
     block_size: int,
     max_iters: int,
     dataset: str,
-) -> tuple:
-    values = dict(
-        n_layer=n_layer,
-        n_embd=n_embd,
-        batch_size=batch_size,
-        block_size=block_size,
-        max_iters=max_iters,
-    )
-    return tuple(
-        Setting(name, value, source, SIZE)
-        for name, value in (values | dict(dataset=dataset)).items()
+) -> Settings:
+    """The paper's sizes and dataset, which the study makes smaller."""
+    return (
+        Setting("n_layer", n_layer, source, SIZE),
+        Setting("n_embd", n_embd, source, SIZE),
+        Setting("batch_size", batch_size, source, SIZE),
+        Setting("block_size", block_size, source, SIZE),
+        Setting("max_iters", max_iters, source, SIZE),
+        Setting("dataset", dataset, source, SIZE),
     )
 
 
 # -- DNT: arms
 
 MSGDW = "config/optimizers/msgdw.py"
+# {setting of DNT: its file}
 S = {f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)}
 SCALED = "--learning_rate=0.5 --residual_init=gpt2"
 LEFT_OUT = ("QK", "pre", "mid", "input")
 STRESS = "--warmup_iters=0 --weight_decay=0"
-DNT_ARMS = {
-    **{f"{s} at 1.0": Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0) for s, file in S.items()},
-    **{
-        f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0)
-        for s in ("S1", "S5")
-    },
-    **{f"{s} AdamW": Arm("gpt", S[s]) for s in ("S1", "S5")},
-    **{f"{s} AdamW, 8 × S1's rate": Arm("gpt", S[s], of="S1 AdamW", times=8) for s in ("S1", "S5")},
-    "S5 AdamW, S1's rate": Arm("gpt", S["S5"], of="S1 AdamW"),
-    "S5 AdamW, 8 × its rate": Arm("gpt", S["S5"], of="S5 AdamW", times=8),
-    **{f"{s} mSGDW, scaled": Arm("gpt", f"{S[s]} {MSGDW} {SCALED}", floor=0) for s in ("S1", "S5")},
-    **{
-        f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3")
-        for s in ("S1", "S5")
-    },
-    **{
-        f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3)
-        for n in LEFT_OUT
-    },
-    "S4, whole": Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3),
-    "S1, as S4": Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3),
-}
+MUON_ARM = "config/optimizers/muon.py --learning_rate=8e-3"
 
-# -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, but for AdamW's rate
+DNT_ARMS = {}
+for s, file in S.items():
+    DNT_ARMS[f"{s} at 1.0"] = Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} mSGDW"] = Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} AdamW"] = Arm("gpt", S[s])
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} AdamW, 8 × S1's rate"] = Arm("gpt", S[s], of="S1 AdamW", times=8)
+DNT_ARMS["S5 AdamW, S1's rate"] = Arm("gpt", S["S5"], of="S1 AdamW")
+DNT_ARMS["S5 AdamW, 8 × its rate"] = Arm("gpt", S["S5"], of="S5 AdamW", times=8)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} mSGDW, scaled"] = Arm("gpt", f"{S[s]} {MSGDW} {SCALED}", floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} Muon"] = Arm("gpt", f"{S[s]} {MUON_ARM}")
+for norm in LEFT_OUT:
+    files = f"config/dnt/no_{norm.lower()}_norm.py {STRESS}"
+    DNT_ARMS[f"S4 without {norm}"] = Arm("gpt", files, lr=0.3)
+DNT_ARMS["S4, whole"] = Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3)
+DNT_ARMS["S1, as S4"] = Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3)
+
+# -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, except AdamW's rate
 
 DNT_SIZE = size(
     "Tables 3, 5, App. C [529, 537, 584-586]", 12, 768, 480, 1024, 200_000, "openwebtext"
@@ -854,8 +858,8 @@ GAINS_CLAIMS = [
     ),
 ]
 
-# Public replications that we found and read; "+" speaks for the paper's claim, "−" against it, "0"
-# for neither
+# Public replications that we found and read; "+" supports the paper's claim, "−" contradicts it,
+# "0" does neither.
 NANOCHAT = "[nanochat](https://github.com/karpathy/nanochat/blob/master/dev/LOG.md), dev/LOG.md"
 ABLATION = (
     "[ischlag](https://github.com/ischlag/megatron-lm-research-baseline), 350m-ablation, May 2026"
