@@ -8,8 +8,7 @@ config/gpt2_small.py for the rest.
         --out_dir=out/init_large
 
 The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both to compare
-them.
-Validation loss in the paper: AdamW 2.492, mSGDW 2.544.
+them. Validation loss in the paper: AdamW 2.492, mSGDW 2.544.
 """
 
 base = "gpt2_small.py"

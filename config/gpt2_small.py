@@ -12,10 +12,10 @@ The paper: 200K steps of 480 × 1024 tokens of OpenWebText (gpt2_large.py and gp
 1024), cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4 (2.5e-4, 1.5e-4), decay 0.1, betas
 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. Warm-up: its text says 2000 steps (App. C),
 its Table 5 says 0 for mSGDW; we take 2000 [I]. Initial weights: "Xavier", as for DNT (Table 5;
-config/init/xavier.py). The third command has nanoGPT's own.
-LayerNorm without bias is nanoGPT's [I]: the paper builds on nanoGPT, but calls RMSNorm its default
-norm (sec. 2). The GELU is GPT-2's, the tanh form [I]; nanoGPT's is exact: --mlp=gelu_erf.
-Validation loss in the paper: AdamW 2.867, mSGDW 2.906.
+config/init/xavier.py). The third command has nanoGPT's own. LayerNorm without bias is nanoGPT's
+[I]: the paper builds on nanoGPT, but calls RMSNorm its default norm (sec. 2). The GELU is GPT-2's,
+the tanh form [I]; nanoGPT's is exact: --mlp=gelu_erf. Validation loss in the paper: AdamW 2.867,
+mSGDW 2.906.
 """
 
 out_dir = "out/gpt2_small"

@@ -8,8 +8,8 @@ config/gpt2_small.py for the rest.
         --out_dir=out/init_xl
 
 The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both to compare
-them. The shape is L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide.
-Validation loss in the paper: AdamW 2.435, mSGDW 2.472.
+them. The shape is L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide. Validation
+loss in the paper: AdamW 2.435, mSGDW 2.472.
 """
 
 base = "gpt2_small.py"

@@ -2,8 +2,9 @@
 
     python data/shakespeare_char/prepare.py
     python train.py config/shakespeare_char.py  # one GPU: minutes
+    # a CPU: minutes
     python train.py config/shakespeare_char.py --n_layer=4 --n_head=4 --n_embd=128 --block_size=64 \
-        --batch_size=12 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0  # a CPU: minutes
+        --batch_size=12 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
     python train.py config/shakespeare_char.py --optimizer=msgdw --learning_rate=1.0 \
         --out_dir=out/shakespeare_msgdw
 

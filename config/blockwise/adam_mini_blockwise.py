@@ -8,10 +8,9 @@ size.
 
 Embedding 4, query and key 1, FFN 4, value and output 4; no decay of norms, as in the authors' code.
 Ratios from the first step on, as there [I]. The paper says that its AdamW runs switch at the end of
-warm-up (A.2): --blockwise_start=warmup_end. Of these runs it does not say [U].
-Loss gap and speed-up in steps, read off plots in the authors' repository: 0.044 for 237M on
-OpenWebText, 0.047 for 522M on MiniPile, 1.97× for both. The baseline is
-config/blockwise/adam_mini.py.
+warm-up (A.2): --blockwise_start=warmup_end. Of these runs it does not say [U]. Loss gap and
+speed-up in steps, read off plots in the authors' repository: 0.044 for 237M on OpenWebText, 0.047
+for 522M on MiniPile, 1.97× for both. The baseline is config/blockwise/adam_mini.py.
 """
 
 base = "blockwise.py"

@@ -15,10 +15,9 @@ The LR of a block type is its ratio times learning_rate, the one tuned for plain
 the first step on, as in the authors' code [I]; the paper says that its runs switch at the end of
 warm-up (A.2): config/blockwise/warmup_end.py. Which of the two made its numbers is not known [U].
 All LRs fall to the same min LR, as in the code. A step decays weights by LR times decay, which
-grows with the ratio: config/blockwise/decay_unscaled.py undoes that.
-Loss of 237M on OpenWebText after 50K steps (Table 1): 2.784, at one LR 2.834.
-The paper's ratios for Adam-mini: config/blockwise/adam_mini_blockwise.py. Under mSGDW and Muon
-these are untested [I].
+grows with the ratio: config/blockwise/decay_unscaled.py undoes that. Loss of 237M on OpenWebText
+after 50K steps (Table 1): 2.784, at one LR 2.834. The paper's ratios for Adam-mini:
+config/blockwise/adam_mini_blockwise.py. Under mSGDW and Muon these are untested [I].
 """
 
 blockwise_lr = True

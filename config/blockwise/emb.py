@@ -8,10 +8,9 @@ any size.
 
 Loss of 237M on OpenWebText after 50K steps: 2.818. At one LR it is 2.834, with embedding and FFN
 2.791, with all four block types 2.784. The ratio is that of Eq. 5 (sec. 6.2, A.2), all else stays
-at 1.
-The ratio holds from the first step on, as in the authors' code [I]; the paper says that its runs
-switch at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers
-is not known [U].
+at 1. The ratio holds from the first step on, as in the authors' code [I]; the paper says that its
+runs switch at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its
+numbers is not known [U].
 """
 
 base = "blockwise.py"

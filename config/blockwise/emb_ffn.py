@@ -8,10 +8,9 @@ size.
 
 Loss of 237M on OpenWebText after 50K steps: 2.791. At one LR it is 2.834, with the embedding alone
 2.818, with all four block types 2.784. The ratios are those of Eq. 5 (sec. 6.2, A.2), all else
-stays at 1.
-The ratios hold from the first step on, as in the authors' code [I]; the paper says that its runs
-switch at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers
-is not known [U].
+stays at 1. The ratios hold from the first step on, as in the authors' code [I]; the paper says that
+its runs switch at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its
+numbers is not known [U].
 """
 
 base = "blockwise.py"

@@ -9,11 +9,10 @@
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
 This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling
 to a twentieth. For the paper's method, an LR for each block type, put
-config/blockwise/blockwise.py, or a variant, after it.
-Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository:
-OpenWebText 0.049 and 1.99×.
-LayerNorm without bias, tied head and 1/√(2L) as in the authors' code. There the GELU is exact
-(--mlp=gelu_erf); ours is GPT-2's tanh form [I]. The peak LR for MiniPile is the same.
+config/blockwise/blockwise.py, or a variant, after it. Loss gap and speed-up in steps of blockwise
+LR, read off plots in the authors' repository: OpenWebText 0.049 and 1.99×. LayerNorm without bias,
+tied head and 1/√(2L) as in the authors' code. There the GELU is exact (--mlp=gelu_erf); ours is
+GPT-2's tanh form [I]. The peak LR for MiniPile is the same.
 """
 
 out_dir = "out/blockwise_gpt2_124m"

@@ -10,12 +10,11 @@
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
 This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling
 to a twentieth. For the paper's method, an LR for each block type, put
-config/blockwise/blockwise.py, or a variant, after it.
-Loss on OpenWebText after 50K steps (Table 1): 2.834, with blockwise LR 2.784.
-Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository:
-OpenWebText 0.058 (0.050 in the table) and 1.91×; MiniPile 0.051 and 1.92×.
-Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the authors'
-code.
+config/blockwise/blockwise.py, or a variant, after it. Loss on OpenWebText after 50K steps (Table
+1): 2.834, with blockwise LR 2.784. Loss gap and speed-up in steps of blockwise LR, read off plots
+in the authors' repository: OpenWebText 0.058 (0.050 in the table) and 1.91×; MiniPile 0.051 and
+1.92×. Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the
+authors' code.
 """
 
 out_dir = "out/blockwise_llama_237m"

@@ -6,10 +6,9 @@
         --min_lr=5e-5 --out_dir=out/quick_blockwise_norm_double
 
 Loss of 237M on OpenWebText after 50K steps: 2.837, and 2.834 at one LR. The other blocks stay at
-the baseline's LR (sec. 6.2). Here all gains and scalars have twice the LR.
-This holds from the first step on, as in the authors' code [I]; the paper says that its runs switch
-at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers is not
-known [U].
+the baseline's LR (sec. 6.2). Here all gains and scalars have twice the LR. This holds from the
+first step on, as in the authors' code [I]; the paper says that its runs switch at the end of
+warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers is not known [U].
 """
 
 base = "blockwise.py"

@@ -9,10 +9,10 @@ it after a size.
 
 App. A.2: embedding 8, query and key 6, FFN 4, value and output 3, in the run that tuned the ratios,
 LLaMA 237M on MiniPile. Fig. 8: all three candidates beat one LR, and 10, 8, 6, 4
-(config/blockwise/blockwise.py) most; its losses and number of steps are not in the text [U].
-The ratios hold from the first step on, as in the authors' code [I]; the paper says that its runs
-switch at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers
-is not known [U].
+(config/blockwise/blockwise.py) most; its losses and number of steps are not in the text [U]. The
+ratios hold from the first step on, as in the authors' code [I]; the paper says that its runs switch
+at the end of warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers is not
+known [U].
 """
 
 base = "blockwise.py"

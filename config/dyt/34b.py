@@ -4,8 +4,8 @@
         train.py config/dyt/34b.py
     # RMSNorm: config/dyt/rmsnorm.py --out_dir=out/rmsnorm_34b after that
 
-Mean score on 15 tasks and training loss (Table 4): 0.536 and 1.50, RMSNorm and DyT alike.
-The paper's LR is 1.5e-4. Heads and FFN are CodeLLaMA-34B's, with LLaMA's rope_theta [I]. 33.74B
+Mean score on 15 tasks and training loss (Table 4): 0.536 and 1.50, RMSNorm and DyT alike. The
+paper's LR is 1.5e-4. Heads and FFN are CodeLLaMA-34B's, with LLaMA's rope_theta [I]. 33.74B
 parameters with LLaMA's vocabulary of 32000; 60 GB a GPU, by --plan.
 """
 

@@ -13,10 +13,10 @@ config.
 Accuracy in the paper's Table 10 (ViT-B and ViT-L): 77.2 and 78.1 (norms 82.3 and 83.1, DyT 82.8 and
 83.6). The paper follows "the original protocols" and searches each method's LR (sec. 6.4); Fixup's
 is not in the text [U]. vit_b.py and vit_l.py have ConvNeXt's recipe [I]: sweep --learning_rate.
-Fixup and SkipInit need "significantly lower" ones.
-Fixup was made for ResNets and starts the classifier at zero, as a ViT's and an untied head do here.
-What it means for q, k and SwiGLU is our choice [I]. The paper has no language models of this kind:
-no scalar on the embedding here [I]; --embed_scale=True adds DyT's.
+Fixup and SkipInit need "significantly lower" ones. Fixup was made for ResNets and starts the
+classifier at zero, as a ViT's and an untied head do here. What it means for q, k and SwiGLU is our
+choice [I]. The paper has no language models of this kind: no scalar on the embedding here [I];
+--embed_scale=True adds DyT's.
 """
 
 base = "dyt.py"

@@ -15,10 +15,9 @@ config.
 Accuracy in the paper's Table 10 (ViT-B and ViT-L): 82.5 and 83.0 (norms 82.3 and 83.1, DyT 82.8 and
 83.6). The paper follows "the original protocols" and searches each method's LR (sec. 6.4);
 σReparam's is not in the text [U]. vit_b.py and vit_l.py have ConvNeXt's recipe [I]: sweep
---learning_rate.
-Without norms, as in the paper (sec. 6.4). In the code of σReparam's authors they are optional: the
-fourth command keeps them. The paper has no language models of this kind: no scalar on the embedding
-here [I]; --embed_scale=True adds DyT's.
+--learning_rate. Without norms, as in the paper (sec. 6.4). In the code of σReparam's authors they
+are optional: the fourth command keeps them. The paper has no language models of this kind: no
+scalar on the embedding here [I]; --embed_scale=True adds DyT's.
 """
 
 base = "dyt.py"

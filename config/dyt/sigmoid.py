@@ -7,8 +7,8 @@
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/sigmoid.py \
         --out_dir=out/quick_sigmoid
 
-Accuracy of the paper's ViT-S and ViT-B (Table 8): 79.6 and 81.6, with tanh 80.3 and 82.5.
-On images: α₀ 0.5, β, no scalar on the embedding. On language models it is our transfer [I]: α₀ and
+Accuracy of the paper's ViT-S and ViT-B (Table 8): 79.6 and 81.6, with tanh 80.3 and 82.5. On
+images: α₀ 0.5, β, no scalar on the embedding. On language models it is our transfer [I]: α₀ and
 scalar as in config/dyt/dyt.py, no β. Its output is not centred on 0.
 """
 

@@ -5,9 +5,8 @@
         --out_dir=out/vit_l_dyt
 
 The recipe is that of config/dyt/vit_b.py, but the paper has stochastic depth 0.4 and betas 0.9,
-0.95 (App. A).
-Top-1: LayerNorm 83.1, DyT 83.6; tuning the LR gives nothing (Tables 1, 13). With an α₀ above 0.6 it
-diverges (Fig. 9).
+0.95 (App. A). Top-1: LayerNorm 83.1, DyT 83.6; tuning the LR gives nothing (Tables 1, 13). With an
+α₀ above 0.6 it diverges (Fig. 9).
 """
 
 base = "vit_b.py"

@@ -10,10 +10,9 @@ any Pre-LN config.
 
 The initial ω limits what each branch adds to what its depth can bear: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢx) +
 Var(fᵢ). The LNS paper finds Admin worse than Pre-LN at 130M (Table 7, but the text that we have
-lacks its cells [U]).
-Admin assumes that the stream starts with variance 1. With embeddings of std 0.02 the second ω would
-be 0.02, and the first FFN would outweigh the stream. So there is an input norm here [I];
---input_norm=False removes it.
+lacks its cells [U]). Admin assumes that the stream starts with variance 1. With embeddings of std
+0.02 the second ω would be 0.02, and the first FFN would outweigh the stream. So there is an input
+norm here [I]; --input_norm=False removes it.
 """
 
 base = "post_ln.py"

@@ -17,10 +17,9 @@ Perplexity in the images of the LNS repository (130M, 250M, 350M, 1B): 25.76, 20
 With 1/√(2L) on the initial weights too (--residual_init=gpt2), which the paper removes, it is 25.80
 and 20.79 at 130M and 250M. With the factor after the residual sum, training diverges at 130M
 (1358.11). Table 8 has other positions too, all of them worse than this one, but the text that we
-have lacks its cells [U].
-The gains of those runs are in bf16, which rounds away small steps near 1, so Pre-LN could hardly
-learn such gains itself [I]. Hence --lns_learn=True, ours [I]: 1/√ℓ is the start value of the gain
-instead of a constant.
+have lacks its cells [U]. The gains of those runs are in bf16, which rounds away small steps near 1,
+so Pre-LN could hardly learn such gains itself [I]. Hence --lns_learn=True, ours [I]: 1/√ℓ is the
+start value of the gain instead of a constant.
 """
 
 base = "pre_ln.py"

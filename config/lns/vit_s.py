@@ -8,8 +8,8 @@ branch outputs.
         --out_dir=out/vit_s_lns_norm
     python train.py config/vdnt/digits.py config/dnt/s1.py --lns=branch --out_dir=out/digits_lns
 
-Prepare the data once, with an account that has accepted ImageNet's terms:
-    python data/imagenet1k/prepare.py
+Prepare the data once: python data/imagenet1k/prepare.py
+(needs an account that has accepted ImageNet's terms)
 The paper: for a ViT the best place of the factor is after attention and FFN (lns=branch; --lns=norm
 is that of its language models), without LayerScale in all arms. The variance of the blocks' outputs
 passes 3,000 by step 30,000 with Pre-LN and stays below 150 with LNS (Fig. 8): `track_interval`

@@ -14,11 +14,11 @@ The abstract: the unified variant lowers the loss of dense models and mixtures o
 Secondary notes: by about 0.04, at 0.5B with Muon or WSD (config/optimizers/wsd.py) by 0.016 to
 0.019. Not in the parts of the paper that we have [U]: whether the 0.5B are all parameters or the
 active ones; the experts' number and width, shared ones, router, balance; data, batch, LR; whether
-the baseline has QK-norm, which our DNP adds [I]: hence the second command.
-Ours [I]: 507M parameters, 236M active; 8 experts, 2 active, as in Mixtral, together about as wide
-as a SwiGLU of 8d/3; softmax, balance by loss; untied head and GPT-2's vocabulary, which fit the
-LLaMA-1B of the notes (llama_120m.py in config/scale_vectors says how); LR of
-config/blockwise/llama_237m.py; 100 tokens for each active parameter.
+the baseline has QK-norm, which our DNP adds [I]: hence the second command. Ours [I]: 507M
+parameters, 236M active; 8 experts, 2 active, as in Mixtral, together about as wide as a SwiGLU of
+8d/3; softmax, balance by loss; untied head and GPT-2's vocabulary, which fit the LLaMA-1B of the
+notes (llama_120m.py in config/scale_vectors says how); LR of config/blockwise/llama_237m.py; 100
+tokens for each active parameter.
 """
 
 base = "../scale_vectors/llama_120m.py"

@@ -13,10 +13,8 @@ Under mSGDW all language models of the paper, DNT and GPT-2, have these values a
 clipping too (Table 5); that an LR of 1.0 needs it is ours [I]. Dampening and Nesterov are not in
 the paper's formula (sec. 2), and are off by default in timm's mSGDW, which it uses (App. C).
 Warm-up stays that of the config before it: the paper's text says 2000 steps (App. C), its Table 5
-says 0, as in the third command.
-Other models and batches need their own LR: sweep it [I]; the paper's is from a rough grid. Its
-vision models have
-LRs of 0.5 and 0.1.
+says 0, as in the third command. Other models and batches need their own LR: sweep it [I]; the
+paper's is from a rough grid. Its vision models have LRs of 0.5 and 0.1.
 """
 
 optimizer = "msgdw"

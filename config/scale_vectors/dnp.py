@@ -12,8 +12,8 @@ Pre-LN config.
 matrices have it and how many channels the norm covers [U]. We normalise q and k by head, so that it
 is QK-norm with a gain per channel, and v, gate and up over their whole width [I]. Whether the
 paper's baseline has QK-norm is not known [U]: compare with config/scale_vectors/qk_norm.py too. The
-second command (--gain=branch) has one scale vector per matrix on the input side.
-The abstract: a better placement helps by itself; the parts that we have lack how much DNP does [U].
+second command (--gain=branch) has one scale vector per matrix on the input side. The abstract: a
+better placement helps by itself; the parts that we have lack how much DNP does [U].
 """
 
 base = "shared.py"

@@ -9,9 +9,9 @@ any Pre-LN config.
         --out_dir=out/quick_dp
 
 diag(u) W diag(v), according to secondary notes. Which matrices have it is our choice [I]. So is one
-v per norm [I]: the notes write one per matrix, which is --gain=branch, the second command.
-The abstract: a better placement helps by itself; the parts of the paper that we have lack how much
-DP does [U].
+v per norm [I]: the notes write one per matrix, which is --gain=branch, the second command. The
+abstract: a better placement helps by itself; the parts of the paper that we have lack how much DP
+does [U].
 """
 
 base = "shared.py"

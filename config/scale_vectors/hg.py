@@ -6,9 +6,8 @@ Pre-LN config.
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/hg.py \
         --out_dir=out/quick_hg
 
-According to secondary notes, gate and up are included.
-The abstract: "branch-specific heterogeneity" helps by itself; the parts of the paper that we have
-lack how much [U].
+According to secondary notes, gate and up are included. The abstract: "branch-specific
+heterogeneity" helps by itself; the parts of the paper that we have lack how much [U].
 """
 
 base = "shared.py"

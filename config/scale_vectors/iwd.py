@@ -11,10 +11,9 @@ after any Pre-LN config.
 Four files differ only in which scale vectors decay: all (config/scale_vectors/decay_all.py), input
 (iwd.py), output (decay_output.py), none (qk_norm.py). Without QK-norm a LLaMA has scale vectors
 before linear maps only: all and input would be the same, output would be empty. So we add QK-norm
-[I].
-The abstract: decay helps Input-Norms (here: input) and harms Output-Norms. According to secondary
-notes, the paper tests it on Gemma-0.5B, which has norms on branch outputs too: --mid_norm=both. The
-parts of the paper that we have lack the numbers [U].
+[I]. The abstract: decay helps Input-Norms (here: input) and harms Output-Norms. According to
+secondary notes, the paper tests it on Gemma-0.5B, which has norms on branch outputs too:
+--mid_norm=both. The parts of the paper that we have lack the numbers [U].
 """
 
 base = "qk_norm.py"

@@ -8,9 +8,8 @@ any Pre-LN config.
 
 Secondary notes: the direction is a unit vector, and the magnitude's LR becomes d times as large. In
 our formula [I] the direction has RMS 1, so length √d: a step of SGD along it is d times as long, a
-step of Adam is not. The direction never decays [I].
-The abstract: such a reparameterization helps by itself; the parts of the paper that we have lack
-how much OR does [U].
+step of Adam is not. The direction never decays [I]. The abstract: such a reparameterization helps
+by itself; the parts of the paper that we have lack how much OR does [U].
 """
 
 base = "shared.py"

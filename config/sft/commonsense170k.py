@@ -8,14 +8,13 @@ sec. 5.2).
 
 It starts from config/lns/250m.py, which must be trained before. For LNS train that with
 config/lns/lns.py, and add here --init_from=auto:out/lns_250m_lns
---out_dir=out/commonsense_250m_lns.
-The paper fine-tunes its 250M and 1B on it and reports eight tasks; at 250M LNS is 1.80% above
-Mix-LN on average. It names one task, ARC-e; our eight are those of the data's authors [I]. All else
-is as in Mix-LN's paper, which we could not read [U]: which weights are trained, LR, batch, epochs,
-context.
-Here [I]: all weights; three epochs of about 16 examples a step, at most 256 tokens each, packed, so
-a step has 8 rows; the loss on answers alone; LR, warm-up, the linear schedule, beta2, no decay.
-Tune the LR for each layout before you compare them.
+--out_dir=out/commonsense_250m_lns. The paper fine-tunes its 250M and 1B on it and reports eight
+tasks; at 250M LNS is 1.80% above Mix-LN on average. It names one task, ARC-e; our eight are those
+of the data's authors [I]. All else is as in Mix-LN's paper, which we could not read [U]: which
+weights are trained, LR, batch, epochs, context. Here [I]: all weights; three epochs of about 16
+examples a step, at most 256 tokens each, packed, so a step has 8 rows; the loss on answers alone;
+LR, warm-up, the linear schedule, beta2, no decay. Tune the LR for each layout before you compare
+them.
 """
 
 init_from = "auto:out/lns_250m"

@@ -5,7 +5,7 @@
     python train.py config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py \
         --out_dir=out/digits_dyt
 
-1,437 images to train on, 360 held out, from the same writers: a run shows that training works,
+1,437 images to train on, 360 held out, from the same writers: what it shows is that training works,
 not how well a layout does on photographs. Sizes, rate and steps are ours [I]. Label smoothing,
 stochastic depth, initial weights and the exact GELU are those of config/vdnt/large.py; the paper's
 augmentation would be too much for 8 × 8 pixels.
