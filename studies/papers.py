@@ -824,7 +824,7 @@ GAINS_CLAIMS = [
     *(
         Claim(
             f"gains-{name.lower()}",
-            f"{what} lowers the loss by itself",
+            f"{method} lowers the loss by itself",
             Number(f"{name} minus {base}", f"{name} - {base}"),
             smallest=0.01,
             sides=tuple(Number(f"{side} minus {base}", f"{side} - {base}") for side in sides),
@@ -833,7 +833,7 @@ GAINS_CLAIMS = [
             note=f"{UNKNOWN} What the part is, is from secondary notes, its formula and baseline "
             "are ours [I], and so are 0.01 nats, a quarter of what all parts are worth.",
         )
-        for name, base, what, sides in (
+        for name, base, method, sides in (
             ("HG", "shared", "A gain for each of q, k, v, gate and up (HG)", ()),
             ("DNP", "QK-norm", "Placement on both sides of linear maps (DNP)", ()),
             ("OR", "shared", "Magnitude and direction apart (OR)", ("ER", "DP")),

@@ -276,7 +276,7 @@ def matches(config: GPTConfig, kind: str) -> list[Match]:
     """All tensors of a plain model of `kind`, theirs beside ours."""
     family = FAMILIES[kind]
     names = GPT.empty(config).state_dict()
-    found = []
+    pairs = []
     for their_module, our_modules in family.modules.items():
         n_numbers = their_module.count("{}")
         n_blocks = config.n_layer if n_numbers else 1
@@ -289,14 +289,14 @@ def matches(config: GPTConfig, kind: str) -> list[Match]:
                 if part == "weight" and f"{ours[0]}.gain" in names:
                     our_part = "gain"
                 if f"{ours[0]}.{our_part}" in names:
-                    found.append(
+                    pairs.append(
                         Match(
                             [f"{module}.{part}" for module in theirs],
                             [f"{module}.{our_part}" for module in ours],
                             family.transposed and part == "weight" and ".f." in ours[0],
                         )
                     )
-    return found
+    return pairs
 
 
 def tensors_from_theirs(
