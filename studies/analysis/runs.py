@@ -204,7 +204,7 @@ def kept_steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(kept.items()))
 
 
-def pick_evenly(items: Sequence, most: int) -> list:
+def pick_evenly(items: Sequence, most: int) -> Sequence:
     """At most `most` of the items, evenly spread; always the last, and the first if `most` is at
     least 2."""
     if len(items) <= most:
