@@ -57,7 +57,7 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
     return optimizer.state_dict()["state"]
 
 
-# ------------------------------------------------------------------------------------------------------ full tensors
+# ------------------------------------------------------------------------------------- full tensors
 
 
 def muon_steps(rank, world, folder, compiled=False):
@@ -87,7 +87,7 @@ def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_pat
         assert [case for case in one if different(found[case], one[case])] == [], rank
 
 
-# ------------------------------------------------------------------------------------------------------------ shards
+# ------------------------------------------------------------------------------------------- shards
 
 STEPS = {  # optimizer, layout, dtype of Muon's iteration
     "adamw": ("adamw", LARGER, "float32"),

@@ -101,7 +101,7 @@ def test_a_checkpoint_moves_to_the_cpu_and_back(flags, device, tmp_path):
     assert first[0] == pytest.approx(first[1], rel=5e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 
 NEW = 64  # tokens
 

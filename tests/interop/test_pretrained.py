@@ -114,7 +114,7 @@ def test_a_shorter_context(name, folders):
     assert error(model(idx)[0], peer(idx).logits) < FORWARD
 
 
-# ------------------------------------------------------------------------------------------------------------- experts
+# ------------------------------------------------------------------------------------------ experts
 
 
 def test_the_balance_loss_is_theirs():
@@ -162,7 +162,7 @@ def test_names_of_version_4(name, tmp_path):
         assert (bare.rope_theta, bare.norm_eps, bare.router_norm) == (1e4, 1e-6, False)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("key", families.NEUTRAL)

@@ -65,7 +65,7 @@ def texts_of(folder, split):
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
 def test_a_dataset_of_examples(home, tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_a_tokenizer_of_hugging_face(start, home, tmp_path):
     assert load_meta("mine")["json"] == meta["json"]
 
 
-# -------------------------------------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------------------ records
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -210,7 +210,7 @@ def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
     assert re.findall(r"a.jsonl, line (\d)", line) == ["5", "6", "7", "8"]
 
 
-# ----------------------------------------------------------------------------------------------------- lengths, splits
+# ---------------------------------------------------------------------------------- lengths, splits
 
 
 def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
@@ -252,7 +252,7 @@ def test_what_is_held_out(home, tmp_path):
     assert load_meta("one")["splits"]["train"]["examples"] == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 FILES = {
@@ -308,7 +308,7 @@ def test_the_scripts_need_no_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-# ------------------------------------------------------------------------------------------------------ Commonsense170K
+# ---------------------------------------------------------------------------------- Commonsense170K
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_file_that_may_not_grow(begun, short, dataset, capsys):
     assert_same_run(begun, short)
 
 
-# ------------------------------------------------------------------------------------------- damaged and foreign files
+# ------------------------------------------------------------------------ damaged and foreign files
 
 
 def test_damaged_last_falls_back_to_prev(begun, short, dataset, capsys):

@@ -215,7 +215,7 @@ def sharded_like(p, full: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
 
 
-# --------------------------------------------------------------------------------------------------------- the same run
+# ------------------------------------------------------------------------------------- the same run
 
 # Sums in another order, which twenty steps of training make ten times larger
 # (tests/runs/test_golden.py measures it).
@@ -247,7 +247,7 @@ def assert_close(got: dict, expected: dict, rel: float, start: dict | None = Non
         )
 
 
-# ------------------------------------------------------------------------------------------------------- one process
+# -------------------------------------------------------------------------------------- one process
 
 STEPS, BAD = 6, 5  # of each run, and the one whose gradient is made bad
 RUN = dict(

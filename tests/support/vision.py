@@ -83,7 +83,7 @@ def equation(net: reference.Net, weights: dict, images, size: int, pool: str, se
     return (logits[:, 0] if pool == "cls" else logits.mean(1)) + bias
 
 
-# ------------------------------------------------------------------------------------------------------------- digits
+# ------------------------------------------------------------------------------------------- digits
 
 # A V-DNT (S5) of two layers, a few milliseconds a step: beside the flags of support.runs.TINY.
 TINY = dict(

@@ -76,7 +76,7 @@ def images(tmp_path):
     return write_dataset(tmp_path / "noise", train, val)
 
 
-# ------------------------------------------------------------------------------------------------------ what is timed
+# ------------------------------------------------------------------------------------ what is timed
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_images(images, tmp_path, capsys):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------ figures
 
 
 def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
@@ -315,7 +315,7 @@ def test_kinds_of_kernels():
     assert found == {kind: len(own) / 10 for kind, own in names.items()} | {"no kernel runs": 0.2}
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 REFUSED = {
     "vocabulary": (
@@ -393,7 +393,7 @@ def test_the_end_of_memory_names_the_variant(error, monkeypatch, capsys):
     )
 
 
-# ------------------------------------------------------------------------------------- scripts of several processes
+# --------------------------------------------------------------------- scripts of several processes
 
 
 @pytest.mark.parametrize("name", scripts.SCRIPTS)

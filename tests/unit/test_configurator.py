@@ -132,7 +132,7 @@ def test_a_value_error_of_a_dataclass_is_refused_in_the_same_way(capsys):
     )
 
 
-# ------------------------------------------------------------------------------------ accepted files
+# ----------------------------------------------------------------------------------- accepted files
 
 FILE_VALUES = {  # a line of a file: the value that it sets
     "n_layer = 1e2": 100,
@@ -209,7 +209,7 @@ def test_what_is_wrong_with_a_base_is_said_with_its_place(config, capsys, text):
     assert refused(capsys, "a.py") == BASES[text]
 
 
-# ------------------------------------------------------------------------------------- refused files
+# ------------------------------------------------------------------------------------ refused files
 
 # a line that sets a key to what it does not take: the value, and what the key takes
 NOT_OF_KEYS = {

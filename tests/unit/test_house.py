@@ -174,7 +174,7 @@ def core_tests_of_upper_rings(tests: dict) -> list:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ this tree
+# ---------------------------------------------------------------------------------------- this tree
 
 SOURCES = read_sources(ROOT)
 CODE, TESTS = split_tests(SOURCES)

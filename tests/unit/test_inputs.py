@@ -39,7 +39,7 @@ def made_texts(folder: Path) -> list:
     return sorted(sum(prepared.texts_of(folder), []))
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -89,7 +89,7 @@ def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
         assert made_texts(home / "x") == ["one", "two"]
 
 
-# ------------------------------------------------------------------------------------------------------------ folders
+# ------------------------------------------------------------------------------------------ folders
 
 
 def test_links_are_followed_once(tmp_path):
@@ -132,7 +132,7 @@ def test_many_are_counted(capsys):
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
-# ------------------------------------------------------------------------------------------------------------ records
+# ------------------------------------------------------------------------------------------ records
 
 
 def test_records_of_every_kind(home, tmp_path, capsys):
@@ -191,7 +191,7 @@ def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
     assert re.findall(r"line \d", line)[:4] == ["line 2", "line 3", "line 4", "line 6"]
 
 
-# ------------------------------------------------------------------------------------------------------ nanoGPT's data
+# ----------------------------------------------------------------------------------- nanoGPT's data
 
 
 class RunsCode:
@@ -222,7 +222,7 @@ def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
     assert not Path("opened").exists()
 
 
-# ---------------------------------------------------------------------------------------------- what tokenizers fear
+# ----------------------------------------------------------------------------- what tokenizers fear
 
 
 def test_blanks_are_cut_for_gpt2():

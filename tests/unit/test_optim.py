@@ -51,7 +51,7 @@ def kernel(request, monkeypatch):
         compile_updates(monkeypatch)
 
 
-# ------------------------------------------------------------------------------------------------------ update rules
+# ------------------------------------------------------------------------------------- update rules
 
 
 @both_kernels
@@ -140,7 +140,7 @@ def test_adam_mini_refuses_a_head_that_does_not_divide_the_rows():
         make_optimizer(model, settings(optimizer="adam_mini"))
 
 
-# ------------------------------------------------------------------- steps with gradients that are not finite
+# --------------------------------------------------------- steps with gradients that are not finite
 
 
 @both_kernels
@@ -251,7 +251,7 @@ def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     assert everything(*runs[0]) == everything(*runs[1])
 
 
-# -------------------------------------------------------------------------------------------- kernels of a step
+# -------------------------------------------------------------------------------- kernels of a step
 
 
 class Kernels(TorchDispatchMode):

@@ -40,7 +40,7 @@ from support.optimizers import (
 )
 from support.runs import bits, different
 
-# ------------------------------------------------------------------------------------------------------------ groups
+# ------------------------------------------------------------------------------------------- groups
 
 
 def table(text):
@@ -122,7 +122,7 @@ def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
     assert sorted(unchanged) == sorted(unused)
 
 
-# ------------------------------------------------------------------------------------------------------------- decay
+# -------------------------------------------------------------------------------------------- decay
 
 
 @cache
@@ -227,7 +227,7 @@ def test_state_bytes_by_hand_and_without_storage(name, layout):
     assert state_bytes(meta, config) == state_bytes(real, config) == want
 
 
-# ------------------------------------------------------------------------------------------------------- state, loading
+# ----------------------------------------------------------------------------------- state, loading
 
 
 def through_a_file(value):
@@ -311,7 +311,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
     load_optimizer(target, through_a_file(source.state_dict()), step=2)
 
 
-# --------------------------------------------------------------------------------------------------- a new optimizer
+# ---------------------------------------------------------------------------------- a new optimizer
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.optimizers import filled as settings
 
 NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
 
-# ---------------------------------------------------------------------------------------------------------- defaults
+# ----------------------------------------------------------------------------------------- defaults
 
 MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
@@ -122,7 +122,7 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
     assert len(found) == (words is not None) and all(note.startswith(words) for note in found)
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 # flags that only some optimizers have: a value, and those that have it
 FLAGS = dict(
@@ -207,7 +207,7 @@ def test_impossible_settings_are_refused(changes, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-# --------------------------------------------------------------------------------------------------------- schedules
+# ---------------------------------------------------------------------------------------- schedules
 
 PLAIN = dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=10, max_iters=110)
 
@@ -233,7 +233,7 @@ def test_schedule_edges():
     assert rates([11, 50, 200], schedule="cosine", min_lr=1e-2) == [1e-2] * 3
 
 
-# --------------------------------------------------------------------------------------------------------- blockwise
+# ---------------------------------------------------------------------------------------- blockwise
 
 PAPER = dict(emb=10, qk=8, ffn=6, vo=4, gain_in=1, gain_out=1, head=1, pos=1)
 PAPER |= dict(
