@@ -59,7 +59,8 @@ train.draw_loss = lambda *_: None
 with optimizers(lambda model, optimizer: models.append(model)):
     with spoil_gradients(**step if rank == 1 else step | dict(bad_steps=())):
         code = train.main()
-torch.save(dict(code=code, model=models[0].state_dict()), Path(__file__).with_name(f"rank{{rank}}.pt"))
+result = dict(code=code, model=models[0].state_dict())
+torch.save(result, Path(__file__).with_name(f"rank{{rank}}.pt"))
 sys.exit(code)
 """
 

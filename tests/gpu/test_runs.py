@@ -108,7 +108,8 @@ NEW = 64  # tokens
 
 def sampled(capsys, out_dir, device) -> str:
     """The most likely continuation, as sample.py prints it."""
-    words = f"--checkpoint=last.pt --start=A --num_samples=1 --max_new_tokens={NEW} --temperature=0 --dtype=float32"
+    words = f"--checkpoint=last.pt --start=A --num_samples=1 --max_new_tokens={NEW}"
+    words += " --temperature=0 --dtype=float32"
     capsys.readouterr()
     assert call(sample.main, f"--out_dir={out_dir}", f"--device={device}", *words.split()) == 0
     return capsys.readouterr().out.rsplit("\n" + "-" * 80, 1)[0]

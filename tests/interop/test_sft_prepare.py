@@ -106,8 +106,8 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         f"train {len(train)} examples" in said
         and f"{answers / tokens:.1%} of the tokens count in the loss" in said
     )
-    train = "python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine"
-    assert f"next: {train}\n" in said
+    train = "python train.py config/sft/example.py --init_from=auto:RUN"
+    assert f"next: {train} --out_dir=out/mine --dataset=mine\n" in said
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -303,7 +303,9 @@ def test_bad_input_is_one_line_and_leaves_no_trace(given, message, home, tmp_pat
 
 
 def test_the_scripts_need_no_torch():
-    code = "import runpy, sys; [runpy.run_path(f'data/{name}/prepare.py') for name in ('sft', 'commonsense170k')]; "
+    code = "import runpy, sys\n"
+    for name in ("sft", "commonsense170k"):
+        code += f"runpy.run_path('data/{name}/prepare.py')\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

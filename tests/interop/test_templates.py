@@ -43,8 +43,8 @@ def rows(*parts):
 def test_two_turns_in_bytes():
     template = Template("", "Q:{prompt}\nA:{response}")
     expected = [
-        (256, 2), (ord("Q"), 0), (ord(":"), 0), (ord("a"), 0), (10, 0), (ord("A"), 0), (ord(":"), 0),
-        (ord("b"), 1), (0xC3, 1), (0xA9, 1), (256, 1),
+        (256, 2), (ord("Q"), 0), (ord(":"), 0), (ord("a"), 0), (10, 0),
+        (ord("A"), 0), (ord(":"), 0), (ord("b"), 1), (0xC3, 1), (0xA9, 1), (256, 1),
         (10, 0), (ord("Q"), 0), (ord(":"), 0), (ord("d"), 0), (10, 0), (ord("A"), 0), (ord(":"), 0),
         (ord("e"), 1), (256, 1),
     ]  # fmt: skip
@@ -62,9 +62,10 @@ def test_two_turns_in_chatml():
     )
     assert found == rows(
         ([END], 2), ([START], 0), ("system\nBe.", 0), ([END], 0), ("\n", 0),
-        ([START], 0), ("user\nHi", 0), ([END], 0), ("\n", 0), ([START], 0), ("assistant\n", 0), ("Yo", 1), ([END], 1),
-        ("\n", 0), ([START], 0), ("user\nSo?", 0), ([END], 0), ("\n", 0), ([START], 0), ("assistant\n", 0),
-        ("No", 1), ([END], 1),
+        ([START], 0), ("user\nHi", 0), ([END], 0), ("\n", 0),
+        ([START], 0), ("assistant\n", 0), ("Yo", 1), ([END], 1), ("\n", 0),
+        ([START], 0), ("user\nSo?", 0), ([END], 0), ("\n", 0),
+        ([START], 0), ("assistant\n", 0), ("No", 1), ([END], 1),
     )  # fmt: skip
     ids = found[0]  # without the first token this is what the whole text is, where names are tokens
     whole = tokenizers.Tokenizer.from_str(CHATML.json.to_str())

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def test_what_a_checkpoint_holds(short):
     checkpoint = load(short / "last.pt")  # with weights_only: nothing but tensors and plain values
-    names = "model optimizer scaler step tokens best_val_loss model_config train_config meta skipped wandb_id"
+    names = "model optimizer scaler step tokens best_val_loss"
+    names += " model_config train_config meta skipped wandb_id"
     assert set(names.split()) <= checkpoint.keys()
     assert (
         checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30

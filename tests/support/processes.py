@@ -377,7 +377,8 @@ def play(
     patches    arguments of setattr
     within     a context manager for the run
     meet       a path for the file where the processes meet, if not next to `out`
-    last       whether this process makes no further run: then an error may leave the process group as it is
+    last       whether this is the last run of the process: then an error may leave its process
+               group as it is
     """
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
     watch = Watch(spoils, stop_in if rank == world - 1 else 0)

@@ -424,11 +424,10 @@ def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, path, confi
 
 def test_a_home_folder_that_is_not_there(config, capsys):
     """A shell would make a folder that is called ~no body."""
-    advice = "there is no user 'no body': write the whole path, or ./~no body/x for a folder of that name"
-    assert (
-        refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
-    )
-    assert refused(capsys, "~no body/x") == f"'~no body/x': {advice}"
+    reason = "'~no body/x': there is no user 'no body': write the whole path, "
+    reason += "or ./~no body/x for a folder of that name"
+    assert refused(capsys, "--to=~no body/x") == f"command line: --to cannot be {reason}"
+    assert refused(capsys, "~no body/x") == reason
 
 
 def test_a_text_that_is_not_utf8_is_refused(config, capsys):
@@ -506,8 +505,9 @@ from configurator import configure, describe
 class Config:
     # --- first section ------
     n_layer: int = 12  # blocks
-    learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is something else for
-                                        # each of them and therefore takes surprisingly well-considered words
+    learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is
+                                        # something else for each of them and therefore takes
+                                        # surprisingly well-considered words
     # --- second section ---
     compile: Literal["auto", True, False] = "auto"  # torch.compile the model
     a_knob_with_quite_a_long_name: str = "out/and_a_long_value"  # where

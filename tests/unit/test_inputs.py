@@ -179,7 +179,8 @@ def test_records_that_are_no_parquet_are_refused(home, tmp_path):
 
 
 def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
-    lines = b'{"text": "one"}\n{"text": 2}\n{"body": "x"}\n{"text": "\xe9"}\n{"text": "two"}\n{"text": "cu'
+    lines = b'{"text": "one"}\n{"text": 2}\n{"body": "x"}\n{"text": "\xe9"}\n'
+    lines += b'{"text": "two"}\n{"text": "cu'
     file = write_tree(tmp_path, {"a.jsonl": lines}) / "a.jsonl"
     flags = f"--input={file}", "--tokenizer=bytes", "--name=x"
     assert "line 2: no UTF-8 text under 'text'" in prepared.error_of(local.main, *flags)
@@ -211,7 +212,8 @@ def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
     }
     files |= {"meta.pkl": pickle.dumps(RunsCode())} if tokenizer == "chars" else {}
     old = write_tree(tmp_path / "old", files)
-    words = f"nanoGPT's form, which are not read: run `python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
+    command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
+    words = f"nanoGPT's form, which are not read: run `{command}"
     with pytest.raises(ValueError) as e:
         load_meta(str(old))
     assert words in str(e.value) and "\n" not in str(e.value)

@@ -84,9 +84,6 @@ def test_power_iteration_finds_the_spectral_norm():
     assert all(b <= a + 1e-12 for a, b in zip(distances, distances[1:], strict=False))
 
 
-# ------------------------------------------------------------------------------------ compute dtype
-
-
 # ------------------------------------------------------------------------------------------ dropout
 
 

@@ -104,9 +104,6 @@ def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
         assert difference(grads, wanted) < tolerance
 
 
-# ------------------------------------------------------------------------------- what it must equal
-
-
 # ---------------------------------------------------------------------------------- where tokens go
 
 
