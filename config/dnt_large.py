@@ -1,9 +1,9 @@
 """L-DNT-Large, 774M parameters as the paper counts them (arXiv 2507.17501, Table 3).
 config/dnt_small.py says the rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py torchrun --standalone
-    --nproc_per_node=8 train.py config/dnt_large.py config/optimizers/msgdw.py \
-        --out_dir=out/dnt_large_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py \
+        config/optimizers/msgdw.py --out_dir=out/dnt_large_msgdw
 
 Validation loss in the paper: AdamW 2.481, mSGDW 2.503 (GPT-2: 2.492 and 2.544).
 """

@@ -4,8 +4,8 @@ says the rest.
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/optimizers/msgdw.py \
         --out_dir=out/gpt2_xl_msgdw
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/init/gpt2.py
-    --out_dir=out/init_xl
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/init/gpt2.py \
+        --out_dir=out/init_xl
 
 The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both to compare
 them. The shape is L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide. Validation

@@ -1,11 +1,12 @@
 """The character-level Shakespeare model of nanoGPT's README, as a DNT (setting S5).
 
     python data/shakespeare_char/prepare.py
-    python train.py config/shakespeare_char.py                                              # one GPU: minutes
-    python train.py config/shakespeare_char.py --n_layer=4 --n_head=4 --n_embd=128 --block_size=64 --batch_size=12 \
-        --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0                                # a CPU: minutes
-    python train.py config/shakespeare_char.py --optimizer=msgdw --learning_rate=1.0
-    --out_dir=out/shakespeare_msgdw
+    python train.py config/shakespeare_char.py  # one GPU: minutes
+    # a CPU: minutes
+    python train.py config/shakespeare_char.py --n_layer=4 --n_head=4 --n_embd=128 --block_size=64 \
+        --batch_size=12 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
+    python train.py config/shakespeare_char.py --optimizer=msgdw --learning_rate=1.0 \
+        --out_dir=out/shakespeare_msgdw
 
 Sizes and AdamW settings are nanoGPT's (LR 1e-3, beta2 0.99, dropout 0.2). The DNT paper has no run
 of this size, so the mSGDW command uses the LR of its 124M model [I].

@@ -1,9 +1,10 @@
 """The base of the study of learning rates and sizes (docs/results/transfer.md): 4 blocks of width
 64, on bytes.
 
-    python data/pystdlib/prepare.py python train.py config/transfer.py config/dnt/s5.py
-    --out_dir=out/transfer python sweep.py config/transfer.py --n_embd=64,128,256
-    --parametrization=standard,mup --learning_rate=2e-3,4e-3,8e-3
+    python data/pystdlib/prepare.py
+    python train.py config/transfer.py config/dnt/s5.py --out_dir=out/transfer
+    python sweep.py config/transfer.py --n_embd=64,128,256 --parametrization=standard,mup \
+        --learning_rate=2e-3,4e-3,8e-3
 
 Xavier for matrices, as in the DNT paper, so `standard` has the variance 1/width. 150 steps of 1,024
 bytes take a CPU core 10 seconds at this width, and 50 at 256.

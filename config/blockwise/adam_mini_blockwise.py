@@ -3,9 +3,8 @@ size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/adam_mini_blockwise.py --out_dir=out/blockwise_llama_237m_adam_mini_lr
-    python train.py config/quickstart.py config/blockwise/adam_mini_blockwise.py
-    --learning_rate=1e-3 --min_lr=5e-5 \
-        --out_dir=out/quick_blockwise_adam_mini_lr
+    python train.py config/quickstart.py config/blockwise/adam_mini_blockwise.py \
+        --learning_rate=1e-3 --min_lr=5e-5 --out_dir=out/quick_blockwise_adam_mini_lr
 
 Embedding 4, query and key 1, FFN 4, value and output 4; no decay of norms, as in the authors' code.
 Ratios from the first step on, as there [I]. The paper says that its AdamW runs switch at the end of

@@ -6,11 +6,10 @@ of any size.
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py \
         config/blockwise/blockwise.py --out_dir=out/blockwise_gpt2_124m_lr
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
-        config/blockwise/blockwise.py --blockwise_min_lr=proportional
+        config/blockwise/blockwise.py --blockwise_min_lr=proportional \
         --out_dir=out/blockwise_llama_237m_lr_min
-    python train.py config/quickstart.py config/blockwise/blockwise.py --learning_rate=1e-3
-    --min_lr=5e-5 \
-        --out_dir=out/quick_blockwise
+    python train.py config/quickstart.py config/blockwise/blockwise.py --learning_rate=1e-3 \
+        --min_lr=5e-5 --out_dir=out/quick_blockwise
 
 The LR of a block type is its ratio times learning_rate, the one tuned for plain AdamW. Ratios from
 the first step on, as in the authors' code [I]; the paper says that its runs switch at the end of

@@ -3,9 +3,8 @@ any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/emb.py --out_dir=out/blockwise_llama_237m_emb
-    python train.py config/quickstart.py config/blockwise/emb.py --learning_rate=1e-3 --min_lr=5e-5
-    \
-        --out_dir=out/quick_blockwise_emb
+    python train.py config/quickstart.py config/blockwise/emb.py --learning_rate=1e-3 \
+        --min_lr=5e-5 --out_dir=out/quick_blockwise_emb
 
 Loss of 237M on OpenWebText after 50K steps: 2.818. At one LR it is 2.834, with embedding and FFN
 2.791, with all four block types 2.784. The ratio is that of Eq. 5 (sec. 6.2, A.2), all else stays

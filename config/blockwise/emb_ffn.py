@@ -3,9 +3,8 @@ size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/emb_ffn.py --out_dir=out/blockwise_llama_237m_emb_ffn
-    python train.py config/quickstart.py config/blockwise/emb_ffn.py --learning_rate=1e-3
-    --min_lr=5e-5 \
-        --out_dir=out/quick_blockwise_emb_ffn
+    python train.py config/quickstart.py config/blockwise/emb_ffn.py --learning_rate=1e-3 \
+        --min_lr=5e-5 --out_dir=out/quick_blockwise_emb_ffn
 
 Loss of 237M on OpenWebText after 50K steps: 2.791. At one LR it is 2.834, with the embedding alone
 2.818, with all four block types 2.784. The ratios are those of Eq. 5 (sec. 6.2, A.2), all else

@@ -1,20 +1,18 @@
 """The GPT-2 of 124M of the blockwise learning rate paper (arXiv 2502.19002).
 
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py torchrun
-    --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py
-    config/blockwise/blockwise.py \
-        --out_dir=out/blockwise_gpt2_124m_lr
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/gpt2_124m.py
-    config/blockwise/minipile.py \
-        --out_dir=out/blockwise_gpt2_124m_minipile
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_gpt2_124m_lr
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/gpt2_124m.py \
+        config/blockwise/minipile.py --out_dir=out/blockwise_gpt2_124m_minipile
 
-Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py This
-is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a
-twentieth. For the paper's method, an LR for each block type, put config/blockwise/blockwise.py, or
-a variant, after it. Loss gap and speed-up in steps of blockwise LR, read off plots in the authors'
-repository: OpenWebText 0.049 and 1.99×. LayerNorm without bias, tied head and 1/√(2L) as in the
-authors' code. There the GELU is exact (--mlp=gelu_erf); ours is GPT-2's tanh form [I]. The peak LR
-for MiniPile is the same.
+Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
+This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling
+to a twentieth. For the paper's method, an LR for each block type, put
+config/blockwise/blockwise.py, or a variant, after it. Loss gap and speed-up in steps of blockwise
+LR, read off plots in the authors' repository: OpenWebText 0.049 and 1.99×. LayerNorm without bias,
+tied head and 1/√(2L) as in the authors' code. There the GELU is exact (--mlp=gelu_erf); ours is
+GPT-2's tanh form [I]. The peak LR for MiniPile is the same.
 """
 
 out_dir = "out/blockwise_gpt2_124m"

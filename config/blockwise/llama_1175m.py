@@ -1,13 +1,11 @@
 """The LLaMA of 1175M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says
 the rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py torchrun
-    --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py
-    config/blockwise/blockwise.py \
-        --out_dir=out/blockwise_llama_1175m_lr
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py
-    --max_iters=100000 \
-        --out_dir=out/blockwise_llama_1175m_100k
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_llama_1175m_lr
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py \
+        --max_iters=100000 --out_dir=out/blockwise_llama_1175m_100k
 
 Speed-up in steps of blockwise LR: 1.92× (Fig. 1); the authors' repository also has plots of a "2B",
 with a loss gap of 0.091 and 2.31×. The paper gives no peak LR for MiniPile at this size.

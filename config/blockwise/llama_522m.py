@@ -1,13 +1,12 @@
 """The LLaMA of 522M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says the
 rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py torchrun
-    --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py
-    config/blockwise/blockwise.py \
-        --out_dir=out/blockwise_llama_522m_lr
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py
-    config/blockwise/minipile.py \
-        --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_llama_522m_lr
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py \
+        config/blockwise/minipile.py --learning_rate=4.5e-4 --min_lr=2.25e-5 \
+        --out_dir=out/blockwise_llama_522m_minipile
 
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository:
 OpenWebText 0.052 and 1.91×; MiniPile 0.056 and 2.25×.

@@ -1,13 +1,11 @@
 """The LLaMA of 743M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says the
 rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py torchrun
-    --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py
-    config/blockwise/blockwise.py \
-        --out_dir=out/blockwise_llama_743m_lr
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py
-    --max_iters=100000 \
-        --out_dir=out/blockwise_llama_743m_100k
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_llama_743m_lr
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py \
+        --max_iters=100000 --out_dir=out/blockwise_llama_743m_100k
 
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository:
 OpenWebText 0.052 and 1.88×. The paper gives no peak LR for MiniPile at this size.

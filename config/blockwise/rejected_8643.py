@@ -1,13 +1,11 @@
 """Blockwise ratios 8, 6, 4, 3: a rejected candidate of the paper's tuning (arXiv 2502.19002). Put
 it after a size.
 
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_237m.py
-    config/blockwise/minipile.py \
-        config/blockwise/rejected_8643.py --learning_rate=7.5e-4 --min_lr=3.75e-5 \
-        --out_dir=out/blockwise_llama_237m_rejected_8643
-    python train.py config/quickstart.py config/blockwise/rejected_8643.py --learning_rate=1e-3
-    --min_lr=5e-5 \
-        --out_dir=out/quick_rejected_8643
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_237m.py \
+        config/blockwise/minipile.py config/blockwise/rejected_8643.py --learning_rate=7.5e-4 \
+        --min_lr=3.75e-5 --out_dir=out/blockwise_llama_237m_rejected_8643
+    python train.py config/quickstart.py config/blockwise/rejected_8643.py --learning_rate=1e-3 \
+        --min_lr=5e-5 --out_dir=out/quick_rejected_8643
 
 App. A.2: embedding 8, query and key 6, FFN 4, value and output 3, in the run that tuned the ratios,
 LLaMA 237M on MiniPile. Fig. 8: all three candidates beat one LR, and 10, 8, 6, 4

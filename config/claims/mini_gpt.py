@@ -1,8 +1,9 @@
 """The base model for claims about GPTs, run on two CPU cores (`python reproduce.py`): 2.1M
 parameters.
 
-    python data/pystdlib/prepare.py --tokenizer=gpt2_4096 python train.py config/claims/mini_gpt.py
-    config/init/xavier.py config/dnt/s5.py --out_dir=out/mini_dnt
+    python data/pystdlib/prepare.py --tokenizer=gpt2_4096
+    python train.py config/claims/mini_gpt.py config/init/xavier.py config/dnt/s5.py \
+        --out_dir=out/mini_dnt
 
 The Python standard library's source in 4,096 different tokens; 300 steps of 2,048 tokens. A run
 takes about two minutes of one core, and is not compiled, since that takes as long as it saves.

@@ -1,8 +1,9 @@
 """The base model for claims about LLaMAs on two CPU cores (`python reproduce.py`): 2.6M parameters.
 
-    python data/pystdlib/prepare.py --tokenizer=gpt2_4096 python train.py
-    config/claims/mini_llama.py --out_dir=out/mini_llama python train.py config/claims/mini_llama.py
-    config/lns/lns.py --n_layer=16 --out_dir=out/mini_lns
+    python data/pystdlib/prepare.py --tokenizer=gpt2_4096
+    python train.py config/claims/mini_llama.py --out_dir=out/mini_llama
+    python train.py config/claims/mini_llama.py config/lns/lns.py --n_layer=16 \
+        --out_dir=out/mini_lns
 
 Like config/claims/mini_gpt.py, but with RoPE, SwiGLU, an untied head, and without 1/√(2L) on the
 initial weights.

@@ -1,9 +1,8 @@
 """Weight decay as in DyT's LLaMA code (arXiv 2503.10622): everything. Put it after a config of any
 size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py
-    config/decay/dyt.py \
-        --out_dir=out/dyt_small_dyt_decay
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py \
+        config/decay/dyt.py --out_dir=out/dyt_small_dyt_decay
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/dyt.py \
         --out_dir=out/dnt_small_decay_dyt
     python train.py config/quickstart.py config/decay/dyt.py --out_dir=out/quick_decay_dyt

@@ -3,9 +3,8 @@ any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/iwd.py \
         --out_dir=out/dnt_small_decay_iwd
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/msgdw.py
-    \
-        config/decay/iwd.py --out_dir=out/dnt_small_msgdw_decay_iwd
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/msgdw.py config/decay/iwd.py --out_dir=out/dnt_small_msgdw_decay_iwd
     python train.py config/quickstart.py config/decay/iwd.py --out_dir=out/quick_decay_iwd
 
 The abstract: decay helps an Input-Norm and harms an Output-Norm. Which norms these are, and the

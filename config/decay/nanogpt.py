@@ -3,9 +3,8 @@ of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py config/decay/nanogpt.py \
         --out_dir=out/dyt_7b_decay_nanogpt
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py
-    config/decay/nanogpt.py \
-        --out_dir=out/blockwise_llama_237m_decay_nanogpt
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/decay/nanogpt.py --out_dir=out/blockwise_llama_237m_decay_nanogpt
     python train.py config/quickstart.py config/decay/nanogpt.py --out_dir=out/quick_decay_nanogpt
 
 timm and ConvNeXt do the same, but a ViT's positions and class token do not decay there

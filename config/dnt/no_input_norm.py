@@ -1,12 +1,11 @@
 """DNT leave-one-out (arXiv 2507.17501, App. F): S4 without the input norm. Layout only: put it
 after any config.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/dnt/no_input_norm.py \
-        --out_dir=out/no_input_norm
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/dnt/no_input_norm.py \
-        --learning_rate=0.3 --warmup_iters=0 --weight_decay=0 --out_dir=out/no_input_norm_stress
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/dnt/no_input_norm.py --out_dir=out/no_input_norm
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/dnt/no_input_norm.py --learning_rate=0.3 --warmup_iters=0 --weight_decay=0 \
+        --out_dir=out/no_input_norm_stress
     python train.py config/quickstart.py config/dnt/no_input_norm.py --out_dir=out/no_input_norm
 
 The second command is the paper's stress run: Adam (AdamW without decay [I]), LR 0.3, no warm-up.

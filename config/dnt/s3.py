@@ -1,9 +1,9 @@
 """DNT's setting S3: S2 with an input norm (arXiv 2507.17501, sec. 4.4, Fig. 7). Layout only: put it
 after any config.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py
-    --out_dir=out/s3 torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/dnt/s3.py \
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py \
+        --out_dir=out/s3
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py \
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s3_msgdw
     python train.py config/quickstart.py config/dnt/s3.py --out_dir=out/s3
 

@@ -1,7 +1,8 @@
 """LLaMA 34B without norms: DyT (arXiv 2503.10622). config/dyt/7b.py says the rest.
 
-    torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=node0:29400 train.py
-    config/dyt/34b.py # RMSNorm: config/dyt/rmsnorm.py --out_dir=out/rmsnorm_34b after that
+    torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=node0:29400 \
+        train.py config/dyt/34b.py
+    # RMSNorm: config/dyt/rmsnorm.py --out_dir=out/rmsnorm_34b after that
 
 Mean score on 15 tasks and training loss (Table 4): 0.536 and 1.50, RMSNorm and DyT alike. The
 paper's LR is 1.5e-4. Heads and FFN are CodeLLaMA-34B's, with LLaMA's rope_theta [I]. 33.74B

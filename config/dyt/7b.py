@@ -1,15 +1,18 @@
 """LLaMA 7B without norms: DyT (arXiv 2503.10622). Heads and FFN are LLaMA-7B's [I].
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py torchrun --standalone
-    --nproc_per_node=8 train.py config/dyt/7b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_7b
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py config/dyt/rmsnorm.py \
+        --out_dir=out/rmsnorm_7b
 
-Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: width, depth, α₀ (Table 11); the embedding's scalar, The Pile, 200B tokens, 4M a step, LR 3e-4 (App. A).
-Its code (FMS-FSDP): no β; 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is
-the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20).
-Mean score on 15 tasks and training loss (Table 4): RMSNorm 0.513 and 1.59, DyT 0.513 and 1.60.
-Different here: C4, some of it twice, in GPT-2's vocabulary (LLaMA's 32000 tokens make 6.74B parameters). Unsharded,
-weights, gradients and AdamW's state take 16 bytes a parameter: 110 GB on a GPU.
+Prepare the data once: python data/c4/prepare.py --shards=1024
+(0.17 trillion tokens; it checks the disk first)
+The paper: width, depth, α₀ (Table 11); the embedding's scalar, The Pile, 200B tokens, 4M a step, LR
+3e-4 (App. A). Its code (FMS-FSDP): no β; 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0,
+decay 0.1 on all parameters; the LR is the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 +
+cos(πt/T))), w = min(2000, T/20). Mean score on 15 tasks and training loss (Table 4): RMSNorm 0.513
+and 1.59, DyT 0.513 and 1.60. Different here: C4, some of it twice, in GPT-2's vocabulary (LLaMA's
+32000 tokens make 6.74B parameters). Unsharded, weights, gradients and AdamW's state take 16 bytes a
+parameter: 110 GB on a GPU.
 """
 
 out_dir = "out/dyt_7b"

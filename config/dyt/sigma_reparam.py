@@ -1,18 +1,14 @@
 """σReparam in place of norms, a rival of DyT (arXiv 2503.10622, Table 10). Put it after any Pre-LN
 config.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py
-    config/dyt/sigma_reparam.py \
-        --out_dir=out/vit_b_sigma_reparam
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_l.py
-    config/dyt/sigma_reparam.py \
-        --out_dir=out/vit_l_sigma_reparam
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py
-    config/dyt/sigma_reparam.py \
-        --out_dir=out/dyt_small_sigma_reparam
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py
-    config/dyt/sigma_reparam.py --norm=rmsnorm \
-        --out_dir=out/dyt_small_sigma_norm
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py \
+        config/dyt/sigma_reparam.py --out_dir=out/vit_b_sigma_reparam
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_l.py \
+        config/dyt/sigma_reparam.py --out_dir=out/vit_l_sigma_reparam
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py \
+        config/dyt/sigma_reparam.py --out_dir=out/dyt_small_sigma_reparam
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py \
+        config/dyt/sigma_reparam.py --norm=rmsnorm --out_dir=out/dyt_small_sigma_norm
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/sigma_reparam.py \
         --out_dir=out/quick_sigma_reparam
 

@@ -7,8 +7,8 @@ any Pre-LN config.
         --out_dir=out/vit_l_skipinit
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/skipinit.py \
         --out_dir=out/dyt_small_skipinit
-    python train.py config/quickstart.py config/dnt/s1.py config/dyt/skipinit.py
-    --out_dir=out/quick_skipinit
+    python train.py config/quickstart.py config/dnt/s1.py config/dyt/skipinit.py \
+        --out_dir=out/quick_skipinit
 
 Accuracy in the paper's Table 10 (ViT-B and ViT-L): 74.1 and 75.6 (norms 82.3 and 83.1, DyT 82.8 and
 83.6). The paper follows "the original protocols" and searches each method's LR (sec. 6.4);

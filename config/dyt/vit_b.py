@@ -4,13 +4,15 @@
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/vit_dyt.py \
         --out_dir=out/vit_b_dyt
 
-Prepare the data once: python data/imagenet1k/prepare.py     # needs an account that has accepted ImageNet's terms
-The paper (App. A): ConvNeXt-B's recipe, but stochastic depth 0.1; LR 4e-3 (Table 13).
-Top-1: LayerNorm 82.3, DyT 82.5; tuning the LR gives DyT 82.8, at 6e-3, and LayerNorm nothing (Tables 1, 13).
-ConvNeXt's recipe, as we know it [I]: 300 epochs in batches of 4096, 20 of them warm-up, AdamW with betas 0.9 and 0.999,
-LR down to 1e-6, decay 0.05 but not on vectors and scalars, so not on α, augmentation, label smoothing, no clipping.
-Not here: its averaged weights (EMA) and random erasing. Whether the paper evaluates the average: [U].
-Ours [I]: patches of 16 × 16, biases, exact GELU, initial weights N(0, 0.02). Class token or mean over the patches: [U].
+Prepare the data once: python data/imagenet1k/prepare.py
+(needs an account that has accepted ImageNet's terms)
+The paper (App. A): ConvNeXt-B's recipe, but stochastic depth 0.1; LR 4e-3 (Table 13). Top-1:
+LayerNorm 82.3, DyT 82.5; tuning the LR gives DyT 82.8, at 6e-3, and LayerNorm nothing (Tables 1,
+13). ConvNeXt's recipe, as we know it [I]: 300 epochs in batches of 4096, 20 of them warm-up, AdamW
+with betas 0.9 and 0.999, LR down to 1e-6, decay 0.05 but not on vectors and scalars, so not on α,
+augmentation, label smoothing, no clipping. Not here: its averaged weights (EMA) and random erasing.
+Whether the paper evaluates the average: [U]. Ours [I]: patches of 16 × 16, biases, exact GELU,
+initial weights N(0, 0.02). Class token or mean over the patches: [U].
 """
 
 out_dir = "out/vit_b"

@@ -5,8 +5,8 @@ Pre-LN config of images.
         --out_dir=out/b_dyt
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_l.py config/dyt/vit_dyt.py \
         --out_dir=out/l_dyt
-    python train.py config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py
-    --out_dir=out/digits_dyt
+    python train.py config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py \
+        --out_dir=out/digits_dyt
 
 α₀ is 0.5 for all that is no language model (sec. 7.1), β is in the definition (Eq. 2), and the
 scalar on the embedding is for language models only (App. A). Top-1 (Table 1): ViT-B 82.5, ViT-L

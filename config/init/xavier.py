@@ -1,9 +1,8 @@
 """Xavier for matrices: the DNT paper's (arXiv 2507.17501, Table 5), for GPT-2 and DNT alike. Put it
 after any config.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py
-    config/init/xavier.py \
-        --out_dir=out/xavier
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py \
+        config/init/xavier.py --out_dir=out/xavier
     python train.py config/quickstart.py config/init/xavier.py --out_dir=out/init_xavier
 
 The paper says no more than "Xavier". Ours [I]: the normal form, N(0, 2/(n_in + n_out)); no 1/√(2L)

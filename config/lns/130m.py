@@ -1,17 +1,18 @@
 """LLaMA-130M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795).
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py torchrun --standalone
-    --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py --out_dir=out/lns_130m_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py \
+        --out_dir=out/lns_130m_lns
 
-Prepare the data once: python data/c4/prepare.py --shards=16 The paper (sec. 5.1): RMSNorm, SwiGLU,
-Adam, LR 1e-3. The authors' scripts: C4, shape, RoPE, untied head, no 1/√(2L), steps, warm-up, betas
-0.9 and 0.999, no decay, no clipping, cosine to 10%, 512 × 256 tokens a step. Perplexity in the
-images of the authors' repository: Pre-LN 26.73, LNS 25.76, Post-LN 26.95, DeepNorm 27.17, Mix-LN
-26.07. The DeepNorm code there has two errors (config/lns/deepnorm.py). Different here: GPT-2's
-vocabulary of 50257 instead of T5's of 32000 (with which this model has 134.1M parameters);
-documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, which rounds away
-small steps of a gain near 1. So compare losses with a baseline of your own, not with the numbers
-above [I]. The other schemes are in config/lns/.
+Prepare the data once: python data/c4/prepare.py --shards=16
+The paper (sec. 5.1): RMSNorm, SwiGLU, Adam, LR 1e-3. The authors' scripts: C4, shape, RoPE, untied
+head, no 1/√(2L), steps, warm-up, betas 0.9 and 0.999, no decay, no clipping, cosine to 10%, 512 ×
+256 tokens a step. Perplexity in the images of the authors' repository: Pre-LN 26.73, LNS 25.76,
+Post-LN 26.95, DeepNorm 27.17, Mix-LN 26.07. The DeepNorm code there has two errors
+(config/lns/deepnorm.py). Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000 (with
+which this model has 134.1M parameters); documents packed instead of padded to 256 tokens; weights
+in fp32 instead of bf16, which rounds away small steps of a gain near 1. So compare losses with a
+baseline of your own, not with the numbers above [I]. The other schemes are in config/lns/.
 """
 
 out_dir = "out/lns_130m"

@@ -1,8 +1,9 @@
 """LLaMA-1B on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795). config/lns/130m.py
 says the rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py torchrun --standalone
-    --nproc_per_node=8 train.py config/lns/1b.py config/lns/lns.py --out_dir=out/lns_1b_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py config/lns/lns.py \
+        --out_dir=out/lns_1b_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=80
 1339.1M parameters with T5's vocabulary of 32000. LR and steps: sec. 5.1.

@@ -1,8 +1,9 @@
 """LLaMA-250M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795).
 config/lns/130m.py says the rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py torchrun --standalone
-    --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py --out_dir=out/lns_250m_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py \
+        --out_dir=out/lns_250m_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=32
 247.4M parameters with T5's vocabulary of 32000.

@@ -1,8 +1,9 @@
 """LLaMA-350M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795).
 config/lns/130m.py says the rest.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/350m.py torchrun --standalone
-    --nproc_per_node=8 train.py config/lns/350m.py config/lns/lns.py --out_dir=out/lns_350m_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/350m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/350m.py config/lns/lns.py \
+        --out_dir=out/lns_350m_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=48
 368.0M parameters with T5's vocabulary of 32000.

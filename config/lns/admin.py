@@ -5,8 +5,8 @@ any Pre-LN config.
         --out_dir=out/lns_130m_admin
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/admin.py \
         --out_dir=out/lns_250m_admin
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/admin.py
-    --out_dir=out/quick_admin
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/admin.py \
+        --out_dir=out/quick_admin
 
 The initial ω limits what each branch adds to what its depth can bear: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢx) +
 Var(fᵢ). The LNS paper finds Admin worse than Pre-LN at 130M (Table 7, but the text that we have

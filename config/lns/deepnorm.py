@@ -5,8 +5,8 @@ any Pre-LN config.
         --out_dir=out/lns_130m_deepnorm
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/deepnorm.py \
         --out_dir=out/lns_250m_deepnorm
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/deepnorm.py
-    --out_dir=out/quick_deepnorm
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/deepnorm.py \
+        --out_dir=out/quick_deepnorm
 
 Perplexity in the images of the LNS repository (130M, 250M, 350M, 1B): 27.17, 22.77, 1362.59,
 1409.08. They are no evidence against DeepNorm, because the code there has two errors. It multiplies

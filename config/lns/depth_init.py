@@ -5,8 +5,8 @@ Pre-LN config.
         --out_dir=out/lns_130m_depth_init
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/depth_init.py \
         --out_dir=out/lns_250m_depth_init
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/depth_init.py
-    --out_dir=out/quick_depth_init
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/depth_init.py \
+        --out_dir=out/quick_depth_init
 
 Perplexity in the images of the LNS repository (130M, 250M): 26.95, 21.50. The paper (sec. 6) scales
 "weight matrices" by 1/√(2ℓ); we scale o and down only [I].

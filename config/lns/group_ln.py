@@ -5,8 +5,8 @@ After any Pre-LN config.
         --out_dir=out/lns_130m_group_ln
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/group_ln.py \
         --out_dir=out/lns_250m_group_ln
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/group_ln.py
-    --out_dir=out/quick_group_ln
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/group_ln.py \
+        --out_dir=out/quick_group_ln
 
 The number of groups is not in the paper's text [U]; we take 32, the usual one of GroupNorm [I]. The
 LNS paper finds Group-LN worse than Pre-LN at 130M (Table 7, but the text that we have lacks its

@@ -5,8 +5,8 @@ any Pre-LN config.
         --out_dir=out/lns_130m_layerscale
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/layerscale.py \
         --out_dir=out/lns_250m_layerscale
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/layerscale.py
-    --out_dir=out/quick_layerscale
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/layerscale.py \
+        --out_dir=out/quick_layerscale
 
 Perplexity in the images of the LNS repository (130M, 250M): 27.93, 23.45. Of the start value the
 paper says only that it is small [U]; ours is LayerScale's own for 12 to 18, 24 and 36 layers, and

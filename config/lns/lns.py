@@ -1,13 +1,14 @@
 """LayerNorm Scaling (LNS, arXiv 2502.05795). Put it after any Pre-LN config.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py
-    --out_dir=out/lns_130m_lns torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py
-    config/lns/lns.py \
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py \
+        --out_dir=out/lns_130m_lns
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py \
         --out_dir=out/lns_250m_lns
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py \
         --out_dir=out/lns_branch --lns=branch
-    # other positions: --lns=input, --lns=residual; one kind of sub-layer: --lns_branches=attn,
-    --lns_branches=mlp; # other exponents than a half: --lns_power=0.25, --lns_power=1 (0 is Pre-LN)
+    # other positions: --lns=input, --lns=residual
+    # one kind of sub-layer: --lns_branches=attn, --lns_branches=mlp
+    # other exponents than a half: --lns_power=0.25, --lns_power=1 (0 is Pre-LN)
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py \
         --out_dir=out/lns_learn --lns_learn=True
     python train.py config/quickstart.py config/dnt/s1.py config/lns/lns.py --out_dir=out/quick_lns

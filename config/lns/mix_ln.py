@@ -5,8 +5,8 @@ any Pre-LN config.
         --out_dir=out/lns_130m_mix_ln
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/mix_ln.py \
         --out_dir=out/lns_250m_mix_ln --post_norm_blocks=6
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/mix_ln.py
-    --out_dir=out/quick_mix_ln
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/mix_ln.py \
+        --out_dir=out/quick_mix_ln
 
 The number of blocks follows the depth: 3 of 12, but --post_norm_blocks=6 of 24, as in the second
 command. Perplexity in the images of the LNS repository (130M, 250M, 350M, 1B): 26.07, 21.39,

@@ -5,12 +5,12 @@
     torchrun --standalone --nproc_per_node=8 train.py config/lns/qwen_500m.py config/lns/lns.py \
         --out_dir=out/qwen_500m_lns
 
-Prepare the data once: python data/c4/prepare.py --shards=48 The paper: the architecture, 6B tokens,
-perplexity 20.62 with Pre-LN and 19.57 with LNS. The shape is that of the public model; LR, batch,
-schedule, context and data are not in the text [U]: they are those of config/lns/130m.py [I].
-Different here, besides what that file says: no biases on q, k and v, since `bias` would give every
-matrix one; GPT-2's vocabulary instead of Qwen's of 151,936 (with which this model has 494.0M
-parameters).
+Prepare the data once: python data/c4/prepare.py --shards=48
+The paper: the architecture, 6B tokens, perplexity 20.62 with Pre-LN and 19.57 with LNS. The shape
+is that of the public model; LR, batch, schedule, context and data are not in the text [U]: they are
+those of config/lns/130m.py [I]. Different here, besides what that file says: no biases on q, k and
+v, since `bias` would give every matrix one; GPT-2's vocabulary instead of Qwen's of 151,936 (with
+which this model has 494.0M parameters).
 """
 
 base = "130m.py"

@@ -5,8 +5,8 @@ any Pre-LN config.
         --out_dir=out/lns_130m_sandwich
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/sandwich.py \
         --out_dir=out/lns_250m_sandwich
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/sandwich.py
-    --out_dir=out/quick_sandwich
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/sandwich.py \
+        --out_dir=out/quick_sandwich
 
 The LNS paper finds it slightly better than Pre-LN at 130M (Table 7, but the text that we have lacks
 its cells [U]). CogView, which it is from, also has 1/√(2L) on a branch's last matrix

@@ -5,8 +5,8 @@ Pre-LN config.
         --out_dir=out/lns_130m_scaled_init
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/scaled_init.py \
         --out_dir=out/lns_250m_scaled_init
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/scaled_init.py
-    --out_dir=out/quick_scaled_init
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/scaled_init.py \
+        --out_dir=out/quick_scaled_init
 
 Perplexity in the images of the LNS repository (130M, 250M): 26.04, 20.98, against 26.73 and 21.92
 without the factor. LNS is 0.011 and 0.031 nats better than this. The paper's text scales "W0 and

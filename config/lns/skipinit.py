@@ -5,8 +5,8 @@ norms stay [I].
         --out_dir=out/lns_130m_skipinit
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/skipinit.py \
         --out_dir=out/lns_250m_skipinit
-    python train.py config/quickstart.py config/dnt/s1.py config/lns/skipinit.py
-    --out_dir=out/quick_skipinit
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/skipinit.py \
+        --out_dir=out/quick_skipinit
 
 Put it after any Pre-LN config. Perplexity in the images of the LNS repository (130M, 250M): 27.41,
 22.29. The paper says 1/√L, its code starts at 0.001: --branch_scale_init=0.001. The original

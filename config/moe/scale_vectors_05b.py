@@ -7,7 +7,8 @@ is ours [I].
     torchrun --standalone --nproc_per_node=8 train.py config/moe/scale_vectors_05b.py \
         config/scale_vectors/unified.py --out_dir=out/moe_05b_unified
     torchrun --standalone --nproc_per_node=8 train.py config/moe/scale_vectors_05b.py \
-        config/scale_vectors/unified.py config/optimizers/muon.py --out_dir=out/moe_05b_unified_muon
+        config/scale_vectors/unified.py config/optimizers/muon.py \
+        --out_dir=out/moe_05b_unified_muon
 
 The abstract: the unified variant lowers the loss of dense models and mixtures of 0.12B to 2B.
 Secondary notes: by about 0.04, at 0.5B with Muon or WSD (config/optimizers/wsd.py) by 0.016 to

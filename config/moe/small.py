@@ -1,11 +1,11 @@
 """A small mixture of experts on the Python standard library's source, byte by byte: minutes on 2
 CPU cores.
 
-    python data/pystdlib/prepare.py && python train.py config/moe/small.py python train.py
-    config/moe/small.py --balance=bias --out_dir=out/moe_small_bias python train.py
-    config/moe/small.py --balance=none --out_dir=out/moe_small_none python train.py
-    config/moe/small.py --n_expert=0 --n_ff=256 --learning_rate=4e-3 --min_lr=4e-4
-    --out_dir=out/dense
+    python data/pystdlib/prepare.py && python train.py config/moe/small.py
+    python train.py config/moe/small.py --balance=bias --out_dir=out/moe_small_bias
+    python train.py config/moe/small.py --balance=none --out_dir=out/moe_small_none
+    python train.py config/moe/small.py --n_expert=0 --n_ff=256 --learning_rate=4e-3 --min_lr=4e-4 \
+        --out_dir=out/dense
 
 Each token goes to 2 of 8 experts. The last command is the dense model with as many parameters as a
 token meets here, but for the router. Shape, LR and length are ours [I]. Measured:

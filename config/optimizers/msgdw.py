@@ -1,15 +1,12 @@
 """mSGDW, DNT's momentum SGD with decoupled weight decay (arXiv 2507.17501). Put it after a config
 of any size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/msgdw.py
-    \
-        --out_dir=out/dnt_small_msgdw
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py
-    config/optimizers/msgdw.py \
-        --out_dir=out/gpt2_large_msgdw
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/msgdw.py
-    \
-        --warmup_iters=0 --out_dir=out/dnt_small_msgdw_cold
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/msgdw.py --out_dir=out/dnt_small_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py \
+        config/optimizers/msgdw.py --out_dir=out/gpt2_large_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/msgdw.py --warmup_iters=0 --out_dir=out/dnt_small_msgdw_cold
     python train.py config/quickstart.py config/optimizers/msgdw.py --out_dir=out/quick_msgdw
 
 Under mSGDW all language models of the paper, DNT and GPT-2, have these values at every size, the

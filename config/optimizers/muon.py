@@ -1,12 +1,10 @@
 """Muon on the matrices of the blocks, AdamW on the rest, both at AdamW's LR [I]. Put it after a
 config of any size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/muon.py
-    \
-        --out_dir=out/dnt_small_muon
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py config/optimizers/muon.py
-    \
-        --out_dir=out/gpt2_large_muon
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/muon.py --out_dir=out/dnt_small_muon
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py \
+        config/optimizers/muon.py --out_dir=out/gpt2_large_muon
     python train.py config/quickstart.py config/optimizers/muon.py --out_dir=out/quick_muon
 
 LR, min LR and decay stay those of the config before it, chosen for AdamW: match_rms_adamw makes

@@ -1,14 +1,12 @@
 """Muon with the DNT paper's LRs (arXiv 2507.17501, App. F.1). Put it after a config of any size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/optimizers/muon_dnt.py \
-        --out_dir=out/dnt_small_muon_dnt
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py
-    config/optimizers/muon_dnt.py \
-        --out_dir=out/gpt2_small_muon_dnt
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/optimizers/muon_dnt.py \
-        --muon_adjust_lr=original --out_dir=out/dnt_small_muon_dnt_original
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/muon_dnt.py --out_dir=out/dnt_small_muon_dnt
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py \
+        config/optimizers/muon_dnt.py --out_dir=out/gpt2_small_muon_dnt
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/muon_dnt.py --muon_adjust_lr=original \
+        --out_dir=out/dnt_small_muon_dnt_original
     python train.py config/quickstart.py config/optimizers/muon_dnt.py --out_dir=out/quick_muon_dnt
 
 The paper: Muon for 2D matrices and AdamW for 1D vectors, LR 1e-4 and 6e-4 (its sentence has "2D

@@ -1,10 +1,9 @@
 """Muon in Keller Jordan's convention, AdamW on the rest. Put it after a config of any size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
-    config/optimizers/muon_original.py \
-        --out_dir=out/dnt_small_muon_original
-    python train.py config/quickstart.py config/optimizers/muon_original.py
-    --out_dir=out/quick_muon_original
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        config/optimizers/muon_original.py --out_dir=out/dnt_small_muon_original
+    python train.py config/quickstart.py config/optimizers/muon_original.py \
+        --out_dir=out/quick_muon_original
 
 The matrices have the LR 0.02 and the decay 0.01 of his examples, which suit only this scale of the
 updates. The rest has the AdamW of the DNT paper, LR 6e-4 and decay 0.1. Both LRs fall to a tenth,

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/wsd.py \
         --out_dir=out/dnt_small_wsd
-    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py
-    config/blockwise/blockwise.py \
-        config/optimizers/wsd.py --out_dir=out/blockwise_llama_237m_lr_wsd
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/blockwise.py config/optimizers/wsd.py \
+        --out_dir=out/blockwise_llama_237m_lr_wsd
     python train.py config/quickstart.py config/optimizers/wsd.py --out_dir=out/quick_wsd
 
 It is a schedule, so it goes with any optimizer; peak and min LR stay those of the config before it.

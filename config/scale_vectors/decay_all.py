@@ -3,7 +3,7 @@
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/decay_all.py --out_dir=out/scale_vectors_120m_decay_all
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
-        config/scale_vectors/decay_all.py --mid_norm=both
+        config/scale_vectors/decay_all.py --mid_norm=both \
         --out_dir=out/scale_vectors_120m_decay_all_mid
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/decay_all.py \
         --out_dir=out/quick_decay_all

@@ -4,7 +4,7 @@ any Pre-LN config.
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/decay_output.py --out_dir=out/scale_vectors_120m_decay_output
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
-        config/scale_vectors/decay_output.py --mid_norm=both
+        config/scale_vectors/decay_output.py --mid_norm=both \
         --out_dir=out/scale_vectors_120m_decay_output_mid
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/decay_output.py \
         --out_dir=out/quick_decay_output

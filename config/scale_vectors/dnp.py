@@ -5,8 +5,8 @@ Pre-LN config.
         config/scale_vectors/dnp.py --out_dir=out/scale_vectors_120m_dnp
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/dnp.py --gain=branch --out_dir=out/scale_vectors_120m_dnp_hg
-    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dnp.py
-    --out_dir=out/quick_dnp
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dnp.py \
+        --out_dir=out/quick_dnp
 
 γ · norm(W(γ'x)), according to secondary notes. The parts of the paper that we have lack which
 matrices have it and how many channels the norm covers [U]. We normalise q and k by head, so that it

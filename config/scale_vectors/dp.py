@@ -5,8 +5,8 @@ any Pre-LN config.
         config/scale_vectors/dp.py --out_dir=out/scale_vectors_120m_dp
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/dp.py --gain=branch --out_dir=out/scale_vectors_120m_dp_hg
-    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dp.py
-    --out_dir=out/quick_dp
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dp.py \
+        --out_dir=out/quick_dp
 
 diag(u) W diag(v), according to secondary notes. Which matrices have it is our choice [I]. So is one
 v per norm [I]: the notes write one per matrix, which is --gain=branch, the second command. The

@@ -5,8 +5,8 @@ after any Pre-LN config.
         config/scale_vectors/iwd.py --out_dir=out/scale_vectors_120m_iwd
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/iwd.py --mid_norm=both --out_dir=out/scale_vectors_120m_iwd_mid
-    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/iwd.py
-    --out_dir=out/quick_iwd
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/iwd.py \
+        --out_dir=out/quick_iwd
 
 Four files differ only in which scale vectors decay: all (config/scale_vectors/decay_all.py), input
 (iwd.py), output (decay_output.py), none (qk_norm.py). Without QK-norm a LLaMA has scale vectors

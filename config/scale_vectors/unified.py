@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/unified.py --out_dir=out/scale_vectors_120m_unified
-    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/unified.py
-    --out_dir=out/quick_unified
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/unified.py \
+        --out_dir=out/quick_unified
 
 The abstract: lower loss than tuned baselines from 0.12B to 2B, dense and MoE. Secondary notes:
 these four parts; about 0.04; 1.22 to 1.25× in compute at 100 tokens a parameter; 4% more time, 1%

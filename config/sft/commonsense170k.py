@@ -1,9 +1,10 @@
 """Fine-tune LLaMA-250M on Commonsense170K, the fine-tuning data of the LNS paper (arXiv 2502.05795,
 sec. 5.2).
 
-    python data/commonsense170k/prepare.py --tokenizer=gpt2 --max_tokens=256 torchrun --standalone
-    --nproc_per_node=8 train.py config/sft/commonsense170k.py python evaluate.py
-    --out_dir=out/commonsense_250m --tasks=answers --input=data/commonsense170k/raw/test
+    python data/commonsense170k/prepare.py --tokenizer=gpt2 --max_tokens=256
+    torchrun --standalone --nproc_per_node=8 train.py config/sft/commonsense170k.py
+    python evaluate.py --out_dir=out/commonsense_250m --tasks=answers \
+        --input=data/commonsense170k/raw/test
 
 It starts from config/lns/250m.py, which must be trained before. For LNS train that with
 config/lns/lns.py, and add here --init_from=auto:out/lns_250m_lns

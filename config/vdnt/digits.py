@@ -1,8 +1,9 @@
 """A small V-DNT (setting S5) on handwritten digits of 8 × 8 pixels: a minute on 2 CPU cores.
 
-    python data/digits/prepare.py && python train.py config/vdnt/digits.py python train.py
-    config/vdnt/digits.py config/dnt/s1.py --out_dir=out/digits_s1 python train.py
-    config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py --out_dir=out/digits_dyt
+    python data/digits/prepare.py && python train.py config/vdnt/digits.py
+    python train.py config/vdnt/digits.py config/dnt/s1.py --out_dir=out/digits_s1
+    python train.py config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py \
+        --out_dir=out/digits_dyt
 
 1,437 images to train on, 360 held out, from the same writers: what it shows is that training works,
 not how well a layout does on photographs. Sizes, rate and steps are ours [I]. Label smoothing,

@@ -1,9 +1,8 @@
 """mSGDW with the values of V-DNT-Huge and ViT-Huge (arXiv 2507.17501, Table 4). Put it after a
 config of images.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py config/vdnt/huge_msgdw.py
-    \
-        --out_dir=out/vdnt_huge_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py \
+        config/vdnt/huge_msgdw.py --out_dir=out/vdnt_huge_msgdw
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py config/vdnt/vit.py \
         config/vdnt/huge_msgdw.py --out_dir=out/vit_huge_msgdw
 

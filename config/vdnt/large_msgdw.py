@@ -1,9 +1,8 @@
 """mSGDW with the values of V-DNT-Large and ViT-Large (arXiv 2507.17501, Table 4). Put it after a
 config of images.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py
-    config/vdnt/large_msgdw.py \
-        --out_dir=out/vdnt_large_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py \
+        config/vdnt/large_msgdw.py --out_dir=out/vdnt_large_msgdw
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/vit.py \
         config/vdnt/large_msgdw.py --out_dir=out/vit_large_msgdw
 
