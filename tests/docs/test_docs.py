@@ -66,6 +66,19 @@ def test_links_resolve_and_every_page_is_linked():
     assert missing == [] and set(PAGES[1:]) <= linked
 
 
+def test_the_readmes_file_list():
+    """A name stands in the folder below which it is indented, or in the root."""
+    block = README.split("## The files")[1].split("```")[1]
+    folder, listed = ROOT, set()
+    for line in block.splitlines():
+        names = re.findall(r"\b\w+(?:\.py|/)", line)
+        if names and not line.startswith(" "):
+            folder = ROOT / names[0]
+        listed |= {folder / name if line.startswith(" ") else ROOT / name for name in names}
+    assert [path for path in listed if not path.exists()] == []
+    assert set(ROOT.glob("*.py")) <= listed and len(listed) > 30
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
 def test_every_config_loads_builds_and_names_its_command(path):
     model, config = complete(*load(str(ROOT / path)))
