@@ -272,6 +272,17 @@ def long_functions(code: dict[str, str], longest: int) -> list[str]:
     return [f"{name}: {lines} lines" for name, lines in length.items() if lines > longest]
 
 
+def count_refusals(source: str) -> int:
+    """How often a file raises ValueError, by the statement or by a function `refuse`."""
+    count = 0
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            count += ast.unparse(node.exc).startswith("ValueError")
+        elif isinstance(node, ast.Call):
+            count += ast.unparse(node.func).endswith("refuse")
+    return count
+
+
 def bare_returns(code: dict[str, str]) -> list[str]:
     """Functions that return a container, or None, without the types of its elements."""
     bare = {"tuple", "dict", "list", "set"}
