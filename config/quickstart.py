@@ -1,7 +1,7 @@
 """A small DNT (setting S5) on the Python standard library's source, byte by byte: minutes on 2 CPU
 cores.
 
-python data/pystdlib/prepare.py && python train.py config/quickstart.py
+    python data/pystdlib/prepare.py && python train.py config/quickstart.py
 """
 
 out_dir = "out/quickstart"
