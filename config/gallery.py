@@ -1,6 +1,6 @@
 """After config/quickstart.py: few steps, and every checkpoint that the figures over training read.
 
-make gallery
+    make gallery
     python train.py config/quickstart.py config/gallery.py --init_std=0.02 --out_dir=out/gallery/s5
 """
 
