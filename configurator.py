@@ -6,35 +6,38 @@ Files apply from left to right; a flag wins over every file, wherever it stands.
 Python's syntax but is data: it is parsed, never executed. It holds lines `name = expression`; a
 `_name` is a helper, not a key. The first line can be `base = "other.py"`, a path from the file's
 own folder: that file's lines stand in its place, and the lines below can set the same names again.
-A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its
-text in `--help`. For a bool, `--key` alone means `--key=True`. In a path a leading ~ is the home
-folder, as in a shell.
+
+A flag is a field of a dataclass. Its annotation gives the allowed values: a type, a Literal's
+choices, a range (`check_ranges`). The comment beside it is its text in `--help`. For a bool,
+`--key` alone means `--key=True`. In a path a leading ~ is the home folder, as in a shell.
 """
 
 import ast
 import difflib
 import inspect
+import math
 import operator
 import os
 import re
 import sys
 import textwrap
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
-ASKS = ("--help", "-h", "--version")  # what is answered instead of doing anything
+ASKS = ("--help", "-h", "--version")  # arguments that only print a text
+COMMAND_LINE = "command line"
 
 # Flags that do not exist, of nanoGPT or of earlier versions, and what to do instead.
 RENAMED = {
-    "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step over all devices, "
-    "and micro_batch_size, what one device holds at a time",
+    "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step "
+    "over all devices, and micro_batch_size, what one device holds at a time",
     "eval_iters": "set eval_tokens, the validation tokens read at each evaluation",
     "decay_lr": "set schedule=constant",
     "always_save_checkpoint": "last.pt is always saved",
@@ -45,240 +48,307 @@ RENAMED = {
     "real_data": "data=random, or dataset",
     "compile": "only train.py and bench.py compile: leave it out",
     "timeout_s": "only runs of train.py wait for other processes: leave it out",
-    "prompt_key": "data/sft/prepare.py reads records with such keys: prepare them, then name the dataset",
-    "response_key": "data/sft/prepare.py reads records with such keys: prepare them, then name the dataset",
+    "prompt_key": "data/sft/prepare.py reads records with such keys: prepare them, then name "
+    "the dataset",
+    "response_key": "data/sft/prepare.py reads records with such keys: prepare them, then name "
+    "the dataset",
 }
-ALLOWED = "a config file holds only name = expression of numbers, strings, True, False, None, "
-ALLOWED += "names assigned above, + - * / // % **"
+ALLOWED = (
+    "a config file holds only name = expression of numbers, strings, True, False, None, "
+    "names assigned above, + - * / // % **"
+)
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-}
-ARITHMETIC |= {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
     ast.USub: operator.neg,
 }
-MAX_FILE_CHARS = 100_000  # of a config file
-MAX_MISTAKES = 10  # that are named at once
+# Words of the command line that are not only strings.
+WORDS = {
+    "True": True,
+    "true": True,
+    "1": True,
+    "False": False,
+    "false": False,
+    "0": False,
+    "None": None,
+    "none": None,
+}
 MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
-WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
-WORDS |= {"None": None, "none": None}  # what these mean on the command line
+MAX_FILE_CHARS = 100_000  # length of a config file
+MAX_MISTAKES = 10  # unknown names in one error message
+
+Value = bool | int | float | str | None
 
 
 class ConfigError(ValueError):
-    """A mistake in the user's input. The message says where it is, what is wrong and what to write
+    """A mistake in the user's input. The message gives its place, what is wrong, and what to write
     instead."""
 
 
+# --- annotations of flags ---------------------------------------------------------------------
+
+
 class PathName(str):
-    """The annotation of a flag that names a file or folder: its value is what `read_path` gives."""
+    """A file or folder, with the home folder in place of a leading ~ (`read_path`)."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers x with ge ≤ x ≤ le and gt < x < lt, in `Annotated[int, Range(ge=1)]`."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        return self.ge <= number <= self.le and self.gt < number < self.lt
+
+    def __str__(self) -> str:
+        """The end of a sentence "x must …"."""
+        if self == Range(ge=0):
+            return "not be negative"
+        if math.isfinite(self.ge) and math.isfinite(self.le):
+            return f"be between {self.ge} and {self.le}"
+        limits = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        parts = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
+        return "be " + " and ".join(parts)
+
+
+PositiveInt = Annotated[int, Range(ge=1)]
+NonNegativeInt = Annotated[int, Range(ge=0)]
+NonNegativeFloat = Annotated[float, Range(ge=0)]
+Fraction = Annotated[float, Range(ge=0, lt=1)]
+
+
+def check_ranges(config: Any) -> None:
+    """Raise ValueError for the first field of a dataclass whose number is out of its range."""
+    for name, flag in read_flags(type(config)).items():
+        value = getattr(config, flag.field)
+        if flag.range and value is not None and value not in flag.range:
+            raise ValueError(f"{name}={value} must {flag.range}")
+
+
+# --- what a command calls ---------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """A value that the user has set."""
+
+    value: Any
+    where: str  # "config/x.py:12" or "command line"
 
 
 class Flag(NamedTuple):
-    hint: Any  # the field's annotation
-    default: Any
-    section: str  # the title of the last `# --- title ---` line above it
-    help: str  # the comment beside the field
+    """A field of a dataclass, as a flag."""
+
+    field: str  # name of the field
+    hint: Any  # its annotation
+    range: Range | None
+    default: Value
+    section: str  # title of the last `# --- title ---` line above it
+    help: str  # comment beside it
+
+
+class Configured(NamedTuple):
+    """What `configure` returns."""
+
+    instances: list[Any]  # one of each dataclass
+    given: dict[str, Given]  # what was set explicitly, by flag
 
 
 def configure(
-    *schemas: type, argv: list | None = None, description: str = "", positional: str = "config"
-):
-    """Read the command line into one instance of each dataclass in `schemas`; returns (instances,
-    given).
+    *schemas: type,
+    argv: list[str] | None = None,
+    description: str = "",
+    positional: str = "config",
+) -> Configured:
+    """Read the command line into one instance of each dataclass in `schemas`.
 
-    `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or
-    "command line". Arguments without dashes are config files. With another `positional`, say "run",
-    they are not read but listed: given["run"] = (["out/a", "out/b"], "command line").
+    Arguments without dashes are config files. With another `positional`, say "run", they are not
+    read but listed: given["run"] is (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit
-    code 2. `--help` prints every flag, `--version` VERSION and torch's, and exits with 0.
-    ValueError for a mistake in `schemas`: a name in two of them, say."""
+    code 2. `--help` prints every flag, `--version` VERSION and torch's, and both exit with 0.
+    Raises ValueError for a mistake in `schemas`, such as a name in two of them."""
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
-    if asked := [arg for arg in argv if arg in ASKS]:
-        text = f"nanoDNT {VERSION}, torch {version('torch')}"
-        if asked[0] != "--version":
-            text = _help_text(flags, description, positional)
-        print(text, flush=True)
+    asked = [arg for arg in argv if arg in ASKS]
+    if asked:
+        if asked[0] == "--version":
+            print(f"nanoDNT {VERSION}, torch {version('torch')}", flush=True)
+        else:
+            print(_help_text(flags, description, positional), flush=True)
         raise SystemExit(0)
-    instances = []
     try:
         given = read_arguments(argv, flags, positional)
-        for schema in schemas:
-            names = {field.name: flag_of(field) for field in fields(schema)}
-            values = {name: given[flag][0] for name, flag in names.items() if flag in given}
-            instances.append(schema(**values))
+        instances = [_make_instance(schema, given) for schema in schemas]
     except ValueError as error:
-        print(
-            f"{rank_tag()}error:",
-            "".join(c if c.isprintable() else " " for c in str(error)),
-            file=sys.stderr,
-        )
+        text = "".join(char if char.isprintable() else " " for char in str(error))
+        print(f"{rank_tag()}error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
-    return instances, given
+    return Configured(instances, given)
 
 
-def prepare_streams() -> None:
-    """Every command begins with this. What is printed may hold any character: one that the encoding
-    of stdout lacks becomes an escape, such as \\u2192, where Python would end the program. stderr
-    does so anyway."""
-    if hasattr(sys.stdout, "reconfigure"):  # not where a notebook took its place
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _make_instance(schema: type, given: dict[str, Given]) -> Any:
+    values = {}
+    for field in fields(schema):
+        flag = flag_of(field)
+        if flag in given:
+            values[field.name] = given[flag].value
+    return schema(**values)
 
 
-def discard_output() -> int:
-    """For a program whose reader has gone: what is still to be printed goes nowhere, because
-    Python's flush at exit would fail again. Returns the exit code that shells report for
-    SIGPIPE."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + 13
+def describe(*instances: Any, given: dict[str, Given] | None = None) -> str:
+    """The resolved configuration as text: three flags a line, by section.
 
-
-def flush_output() -> int:
-    """Print what is still waiting. Returns 0, or the exit code of `discard_output` where the reader
-    has gone.
-
-    Without this call Python does so at its end, where an error gives a traceback."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return discard_output()
-    except OSError as error:
-        print(
-            f"{rank_tag()}error: the output cannot be written ({error.strerror})", file=sys.stderr
-        )
-        discard_output()
-        return 1
-    return 0
-
-
-def rank_tag() -> str:
-    """What an error message begins with: "[rank 3] " in one of several processes under torchrun,
-    else nothing."""
-    rank = os.environ.get("RANK")
-    several = (os.environ.get("WORLD_SIZE") or "1") != "1"
-    return f"[rank {rank}] " if rank and several else ""
-
-
-def describe(*instances, given: dict | None = None) -> str:
-    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the
-    default. With `given`, which configure returned, further lines name the flags that each file and
-    the command line set."""
+    `*` marks a value that is not the default. With `given`, which `configure` returns, further
+    lines name the flags that each file and the command line set."""
     flags = read_flags(*map(type, instances))
-    lines = []
-    values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
+    values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
     width = max(map(len, flags), default=0)
+    lines = []
     for title, names in groupby(flags, key=lambda name: flags[name].section):
         cells = []
         for name in names:
-            mark = " " if values[name] == flags[name].default else "*"
-            cells.append(f"{mark} {name:<{width}} {_show(values[name])}".ljust(39))
+            value = values[flags[name].field]
+            mark = " " if value == flags[name].default else "*"
+            cells.append(f"{mark} {name:<{width}} {_show(value)}".ljust(39))
         lines.append(title)
-        lines += [" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3)]
-    sources = {}
-    for name, (_, where) in (given or {}).items():
-        sources.setdefault(where.rpartition(":")[0] or where, []).append(name)
-    sets = [f"{source} sets {', '.join(names)}" for source, names in sources.items()]
-    return "\n".join([*lines, "(* = not the default)", *sets])
+        for i in range(0, len(cells), 3):
+            lines.append(" ".join(cells[i : i + 3]).rstrip())
+    lines.append("(* = not the default)")
+    names_by_source = {}
+    for name, setting in (given or {}).items():
+        source = setting.where.rpartition(":")[0] or setting.where
+        names_by_source.setdefault(source, []).append(name)
+    for source, names in names_by_source.items():
+        lines.append(f"{source} sets {', '.join(names)}")
+    return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------- the command line and config files
+# --- the command line -------------------------------------------------------------------------
 
 
-def read_arguments(argv: list, flags: dict, positional: str = "config") -> dict[str, tuple]:
-    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first
-    mistake, but for all names that are unknown at once: a config of another program has many."""
+class Arguments(NamedTuple):
+    """A command line, taken apart."""
+
+    typed: dict[str, str]  # the text after `--name=`, by name
+    positionals: list[str]
+    unknown: list[str]  # messages about unknown flags
+
+
+def read_arguments(
+    argv: list[str], flags: dict[str, Flag], positional: str = "config"
+) -> dict[str, Given]:
+    """The values that the files and flags in `argv` set.
+
+    Raises ConfigError for the first mistake, but for all unknown names at once: a config of another
+    program has many."""
     given = {}
-    typed = {}  # flags: their words
-    rest = []
-    unknown = []
-    for arg in argv:
-        name, equals, value = arg.removeprefix("--").partition("=")
-        if not arg.startswith("--"):
-            if arg.startswith("-") or (equals and name in flags):
-                raise ConfigError(f"{arg}: write --{arg.lstrip('-')}")
-            rest.append(read_path(arg))
-        elif name not in flags:
-            unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
-        elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):
-            raise ConfigError(
-                f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})"
-            )
-        elif name in typed:
-            raise ConfigError(
-                f"--{name} is given twice, as {typed[name]!r} and {value!r}: keep one"
-            )
-        else:
-            typed[name] = value if equals else "True"
+    arguments = _split_arguments(argv, flags)
+    unknown = arguments.unknown
+    files = arguments.positionals
     if positional != "config":
-        given[positional] = (rest, "command line")
-        rest = []
-    keys = [(name, *found) for path in rest for name, found in read_file(path).items()]
-    for name, _, where in keys:
+        given[positional] = Given(files, COMMAND_LINE)
+        files = []
+    entries = [entry for path in files for entry in read_file(path).items()]
+    for name, (_, where) in entries:
         if name not in flags:
             unknown.append(f"{where}: unknown key {name} ({_hint(name, flags)})")
     if len(unknown) > MAX_MISTAKES:
         unknown[MAX_MISTAKES:] = [f"and {len(unknown) - MAX_MISTAKES} more"]
     if unknown:
         raise ConfigError("; ".join(unknown))
-    for name, value, where in keys:
-        given[name] = (
-            _checked([value], flags[name], f"{where}: {name} cannot be {value!r}"),
-            where,
-        )
-    for name, value in typed.items():
-        # what the word can mean, for the flag to choose from: "1" is the string, True or the number
-        readings = [value]
-        if value in WORDS:
-            readings.append(WORDS[value])
-        for number in (int, float):
-            with suppress(ValueError):
-                readings.append(number(value))
-        what = f"command line: --{name} cannot be {value!r}"
-        given[name] = (_checked(readings, flags[name], what), "command line")
+    for name, (value, where) in entries:
+        value = _choose([value], flags[name], f"{where}: {name} cannot be {value!r}")
+        given[name] = Given(value, where)
+    for name, text in arguments.typed.items():
+        refusal = f"{COMMAND_LINE}: --{name} cannot be {text!r}"
+        given[name] = Given(_choose(_readings(text), flags[name], refusal), COMMAND_LINE)
     return given
 
 
-def read_file(path: str) -> dict[str, tuple]:
-    """The keys of a config file and its bases, as they say them: name → (value, "path:line").
+def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
+    typed = {}
+    positionals = []
+    unknown = []
+    for arg in argv:
+        name, equals, text = arg.removeprefix("--").partition("=")
+        if not arg.startswith("--"):
+            if arg.startswith("-") or (equals and name in flags):
+                raise ConfigError(f"{arg}: write --{arg.lstrip('-')}")
+            positionals.append(read_path(arg))
+            continue
+        if name not in flags:
+            unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
+            continue
+        if not equals:
+            if not _is_bool(flags[name]):
+                allowed = _allowed(flags[name])
+                raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({allowed})")
+            text = "True"
+        if name in typed:
+            raise ConfigError(f"--{name} is given twice, as {typed[name]!r} and {text!r}: keep one")
+        typed[name] = text
+    return Arguments(typed, positionals, unknown)
 
-    ConfigError where one of them is no config file."""
+
+def _readings(text: str) -> list[Value]:
+    """The values that a text of the command line can mean: "1" is the string, True, or a number."""
+    readings = [text]
+    if text in WORDS:
+        readings.append(WORDS[text])
+    for number in (int, float):
+        with suppress(ValueError):
+            readings.append(number(text))
+    return readings
+
+
+def _hint(name: str, flags: dict[str, Flag], dashes: str = "") -> str:
+    """Advice for a name that is no flag."""
+    if name in RENAMED:
+        return RENAMED[name]
+    close = difflib.get_close_matches(name.lower(), flags, n=1)
+    return f"did you mean {dashes}{close[0]}?" if close else "--help lists them all"
+
+
+# --- config files -----------------------------------------------------------------------------
+
+
+def read_file(path: str) -> dict[str, Given]:
+    """The keys of a config file and its bases, with values as they stand there.
+
+    Raises ConfigError where one of them is no config file."""
     names = _read_names(path)
     return {name: names[name] for name in names if not name.startswith("_")}
 
 
-def _read_names(path: str, above=()) -> dict[str, tuple]:
-    """What `read_file` returns, and the helpers. `above`: the files that this one is a base of."""
-    names = {}
-    own = set()
+def _read_names(path: str, above: tuple[str, ...] = ()) -> dict[str, Given]:
+    """The keys and helpers of a file and its bases. `above`: the files that this one is a base
+    of."""
     source, body = _parse(path)
+    names = {}
     match body:
-        case [
-            ast.Assign(targets=[ast.Name(id="base")], value=ast.Constant(value=str(base))) as node,
-            *body,
-        ]:
-            file = os.path.normpath(os.path.join(os.path.dirname(path), base))
-            where = f"{path}:{node.lineno}: base = {base!r}: {file}"
-            if not os.path.isfile(file):
-                raise ConfigError(f"{where} is no file")
-            if file in (path, *above):
-                raise ConfigError(f"{where} leads back to itself")
-            names = _read_names(file, (path, *above))
+        case [ast.Assign(targets=[ast.Name("base")], value=ast.Constant(str())) as line, *body]:
+            base = _find_base(line, path, above)
+            names = _read_names(base, (path, *above))
+    own = set()
     for node in body:
         where = f"{path}:{node.lineno}"
         try:
             match node:
-                case ast.Assign(targets=[ast.Name(id="base")]):
+                case ast.Assign(targets=[ast.Name("base")]):
                     raise ConfigError("base names a file, in the first line")
-                case ast.Assign(targets=[ast.Name(id=name)]) if name in own:
-                    raise ConfigError(f"{name} is already set at {names[name][1]}")
-                case ast.Assign(targets=[ast.Name(id=name)], value=expression):
-                    names[name] = (_evaluate(expression, names), where)
+                case ast.Assign(targets=[ast.Name(name)]) if name in own:
+                    raise ConfigError(f"{name} is already set at {names[name].where}")
+                case ast.Assign(targets=[ast.Name(name)], value=expression):
+                    names[name] = Given(_evaluate(expression, names), where)
                     own.add(name)
                 case _:
                     raise ConfigError(f"not allowed; {ALLOWED}")
@@ -289,47 +359,55 @@ def _read_names(path: str, above=()) -> dict[str, tuple]:
     return names
 
 
-def _parse(path: str) -> tuple[str, list]:
+def _find_base(line: ast.Assign, path: str, above: tuple[str, ...]) -> str:
+    """The path of the file that the line `base = …` of the file `path` names."""
+    base = line.value.value
+    file = os.path.normpath(os.path.join(os.path.dirname(path), base))
+    where = f"{path}:{line.lineno}: base = {base!r}: {file}"
+    if not os.path.isfile(file):
+        raise ConfigError(f"{where} is no file")
+    if file in (path, *above):
+        raise ConfigError(f"{where} leads back to itself")
+    return file
+
+
+def _parse(path: str) -> tuple[str, list[ast.stmt]]:
     """A config file's source, and its statements without the docstring."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)
         if len(source) == MAX_FILE_CHARS:
-            raise ValueError  # too long: a data file given by mistake, say
+            raise ValueError  # too long: perhaps a data file given by mistake
         body = ast.parse(source, path).body
     except OSError as error:
         raise ConfigError(f"cannot read config file {path!r}: {error.strerror}") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
-        raise ConfigError(
-            f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply"
-        ) from None
+        problem = "not a config file: not UTF-8 text, too long, or nested too deeply"
+        raise ConfigError(f"{path}:1: {problem}") from None
     match body:
-        case [ast.Expr(value=ast.Constant(value=str())), *body]:
+        case [ast.Expr(ast.Constant(str())), *body]:
             pass
     return source, body
 
 
-def _evaluate(node, names):
-    """The value of an expression of constants, `names` and arithmetic. ConfigError for anything
-    else, and for a number beyond the range of a float: integers that long could take hours."""
+def _evaluate(node: ast.expr, names: dict[str, Given]) -> Value:
+    """The value of an expression of constants, `names` and arithmetic.
+
+    Raises ConfigError for anything else, and for a number beyond the range of a float: integers
+    that long could take hours."""
     match node:
-        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+        case ast.Constant(None | bool() | int() | float() | str() as value):
             pass
-        case ast.Name(id=name) if name in names:
-            value, _ = names[name]
-        case ast.Name(id=name):
+        case ast.Name(name) if name in names:
+            value = names[name].value
+        case ast.Name(name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
-        case ast.UnaryOp(op=op) | ast.BinOp(op=op) if type(op) in ARITHMETIC:
-            parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-            numbers = [_evaluate(part, names) for part in parts]
-            if not all(type(number) in (int, float) for number in numbers):
-                raise ConfigError("arithmetic is for numbers only")
-            if isinstance(op, ast.Pow):
-                # overflows at once; 9**9**9 in integers would take hours
-                float(numbers[0]) ** numbers[1]
-            value = ARITHMETIC[type(op)](*numbers)
+        case ast.UnaryOp(op, operand) if type(op) in ARITHMETIC:
+            value = _calculate(op, [_evaluate(operand, names)])
+        case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
+            value = _calculate(op, [_evaluate(left, names), _evaluate(right, names)])
         case _:
             raise ConfigError(f"not allowed; {ALLOWED}")
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
@@ -337,53 +415,89 @@ def _evaluate(node, names):
     return value
 
 
-# ------------------------------------------------------------------------------------------- values and their types
+def _calculate(op: ast.operator | ast.unaryop, operands: list[Value]) -> Value:
+    if not all(type(operand) in (int, float) for operand in operands):
+        raise ConfigError("arithmetic is for numbers only")
+    if isinstance(op, ast.Pow):
+        base, exponent = operands
+        float(base) ** exponent  # overflows at once; 9**9**9 in integers would take hours
+    return ARITHMETIC[type(op)](*operands)
 
 
-def _options(hint):
+# --- values and their types -------------------------------------------------------------------
+
+
+def _options(hint: Any) -> list[Any]:
     """The types and constants that an annotation allows: `int | None` is [int, None], `bool` is
     [True, False]."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
+    if get_origin(hint) is Annotated:
+        return _options(hint.__origin__)
     if get_origin(hint) in (Union, UnionType):
         return [option for part in get_args(hint) for option in _options(part)]
-    simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
-    simple |= {PathName: [PathName]}
-    if hint not in simple:
-        raise ValueError(
-            f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them"
-        )
-    return simple[hint]
+    if hint is bool:
+        return [True, False]
+    if hint is NoneType:
+        return [None]
+    if hint in (int, float, str, PathName):
+        return [hint]
+    raise ValueError(
+        f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them"
+    )
 
 
-def _checked(readings, flag, what):
-    """The first of `readings` that the flag allows, converted to its type. ConfigError beginning
-    with `what`."""
+def _is_bool(flag: Flag) -> bool:
+    return bool in (flag.hint, *get_args(flag.hint))
+
+
+def _range_of(hint: Any) -> Range | None:
+    """The range in an annotation, or in a part of a union."""
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    ranges = [_range_of(part) for part in get_args(hint)]
+    return next(filter(None, ranges), None)
+
+
+def _choose(readings: list[Value], flag: Flag, refusal: str) -> Value:
+    """The first of `readings` that the flag allows, converted to its type.
+
+    Raises ConfigError, beginning with `refusal`, if there is none."""
     # Strings first, types last: "none" is the string where that is a choice, else None, else a
     # string like any other.
-    for option in sorted(
+    options = sorted(
         _options(flag.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))
-    ):
+    )
+    for option in options:
         for value in readings:
-            if option in MAX_NUMBER and type(value) in (int, float):
-                # no nan, no inf
-                if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):
-                    return option(value)
-            elif option is PathName and type(value) is str:
-                return read_path(value, what)
-            elif option is str and type(value) is str:
-                return decode_argument(value, what)
-            # a bool is no int
-            elif option is type(value) or (type(option) is type(value) and option == value):
-                return value
-    raise ConfigError(f"{what}: it takes {_expected(flag)}")
+            if not _fits(value, option):
+                continue
+            if option is PathName:
+                return read_path(value, refusal)
+            if option is str:
+                return decode_argument(value, refusal)
+            if option in MAX_NUMBER:
+                return option(value)
+            return value
+    raise ConfigError(f"{refusal}: it takes {_allowed(flag)}")
+
+
+def _fits(value: Value, option: Any) -> bool:
+    """Whether a value is of a type, or equal to a constant, both as in `_options`."""
+    if option in (str, PathName):
+        return type(value) is str
+    if option in MAX_NUMBER:
+        if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER[option]:
+            return False  # nan and inf too
+        return option is float or value == int(value)
+    return type(value) is type(option) and value == option  # True is not 1
 
 
 def read_path(text: str, where: str = "") -> str:
     """The path that a user's `text` means: a leading ~ or ~USER is that home folder, as in a shell.
 
-    ConfigError, which begins with `where`, if there is no such home: a shell would make a folder
-    that is named ~."""
+    Raises ConfigError, beginning with `where`, if there is no such home: a shell would make a
+    folder that is named ~."""
     path = os.path.expanduser(text)
     if path.startswith("~"):
         user = text.partition("/")[0][1:]
@@ -393,8 +507,8 @@ def read_path(text: str, where: str = "") -> str:
 
 
 def decode_argument(text: str, where: str) -> str:
-    """A text from the command line or a terminal. ConfigError, which begins with `where`, if it is
-    not UTF-8."""
+    """A text from the command line or a terminal. Raises ConfigError, beginning with `where`, if it
+    is not UTF-8."""
     try:
         text.encode()
     except UnicodeError:
@@ -402,95 +516,135 @@ def decode_argument(text: str, where: str) -> str:
     return text
 
 
-def _expected(flag):
+def _allowed(flag: Flag) -> str:
     return " | ".join(map(_name_option, _options(flag.hint)))
 
 
-def _name_option(option):
+def _name_option(option: Any) -> str:
     if option is PathName:
         return "path"
     return option.__name__ if isinstance(option, type) else _show(option)
 
 
-def _show(value):
+def _show(value: Value) -> str:
     return value if isinstance(value, str) and value and value.isprintable() else repr(value)
 
 
-def _hint(name, flags, dashes=""):
-    close = difflib.get_close_matches(name.lower(), flags, n=1)
-    return RENAMED.get(name) or (
-        f"did you mean {dashes}{close[0]}?" if close else "--help lists them all"
-    )
+# --- flags, from the dataclasses' source ------------------------------------------------------
 
 
-# -------------------------------------------------------------------------------- flags, from the dataclasses' source
-
-
-def flag_of(field) -> str:
-    """A field's name as a flag: `for_` is --for, which Python reserves."""
+def flag_of(field: Field) -> str:
+    """A field's name as a flag. The field `for_` is --for, a word that Python reserves."""
     return field.name.removesuffix("_")
 
 
 @cache
 def read_flags(*schemas: type) -> dict[str, Flag]:
-    """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a
-    wrong default."""
+    """All fields as flags, by name.
+
+    Raises ValueError for a name in two schemas, an annotation that no flag can have, and a default
+    that its annotation does not allow."""
     flags = {}
     for schema in schemas:
-        hints, comments = get_type_hints(schema), _comments(schema)
+        hints = get_type_hints(schema, include_extras=True)
+        comments = _comments(schema)
         for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
             if flag_of(field) in (*flags, "base"):
-                raise ValueError(
-                    f"{name}: another schema has that name, or it is that of a file's base"
-                )
-            flag = Flag(
-                hints[field.name], field.default, *comments.get(field.name, (schema.__name__, ""))
-            )
-            _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
+                problem = "another schema has that name, or it is that of a file's base"
+                raise ValueError(f"{name}: {problem}")
+            hint = hints[field.name]
+            section, text = comments.get(field.name, (schema.__name__, ""))
+            flag = Flag(field.name, hint, _range_of(hint), field.default, section, text)
+            _choose([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
             flags[flag_of(field)] = flag
     return flags
 
 
-def _comments(schema):
-    """name → (section, comment) of a dataclass: the comment beside a field, and those below it up
-    to a blank line."""
-    found = {}
-    section, name = schema.__name__, None
+def _comments(schema: type) -> dict[str, tuple[str, str]]:
+    """The section and comment of each field of a dataclass. A comment stands beside its field, and
+    goes on in the lines below up to a blank line or the next field."""
+    comments = {}
+    section = schema.__name__
+    name = None  # the field that a comment belongs to
     before_methods = re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0]
     for line in before_methods.splitlines()[1:]:
         field = re.match(r" +(\w+): ", line)
         comment = re.search(r"(?:^|  ) *# *(.*)", line)
-        name = field[1] if field else name if line.strip() else None
+        if field:
+            name = field[1]
+            comments[name] = (section, "")
+        elif not line.strip():
+            name = None
         if comment and comment[1].startswith("---"):
-            name, section = None, comment[1].strip("- ") or section
+            section = comment[1].strip("- ") or section
+            name = None
         elif comment and name:
-            found[name] = (
-                section,
-                f"{found[name][1]} {comment[1]}".strip() if name in found else comment[1],
-            )
-        elif field:
-            found[name] = (section, "")
-    return found
+            _, text = comments[name]
+            comments[name] = (section, f"{text} {comment[1]}".strip())
+    return comments
 
 
-def _help_text(flags, description, positional):
-    usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...], or --version"
-    files = (
-        "Config files apply from left to right; --key=value wins over them."
-        if positional == "config"
-        else ""
-    )
-    blocks = [usage, description.strip(), files]
+def _help_text(flags: dict[str, Flag], description: str, positional: str) -> str:
+    program = Path(sys.argv[0]).name
+    blocks = [f"usage: {program} [{positional} ...] [--key=value ...], or --version"]
+    blocks.append(description.strip())
+    if positional == "config":
+        blocks.append("Config files apply from left to right; --key=value wins over them.")
+    margin = " " * 32
     for title, names in groupby(flags, key=lambda name: flags[name].section):
         lines = [title]
         for name in names:
-            start = f"  --{name}={_show(flags[name].default)}  ".ljust(32)
-            if len(start) > 32:  # a long default has a line of its own
-                lines, start = [*lines, start.rstrip()], " " * 32
-            text = f"{flags[name].help} [{_expected(flags[name])}]".strip()
+            start = f"  --{name}={_show(flags[name].default)}  ".ljust(len(margin))
+            if len(start) > len(margin):  # a long default has a line of its own
+                lines.append(start.rstrip())
+                start = margin
+            text = f"{flags[name].help} [{_allowed(flags[name])}]".strip()
             lines += textwrap.wrap(
-                text, 100, initial_indent=start, subsequent_indent=" " * 32, break_on_hyphens=False
+                text, 100, initial_indent=start, subsequent_indent=margin, break_on_hyphens=False
             )
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)
+
+
+# --- standard output and error ----------------------------------------------------------------
+
+
+def prepare_streams() -> None:
+    """Let stdout take any character. Every command begins with this.
+
+    A character that the encoding of stdout lacks becomes an escape such as \\u2192, where Python
+    would end the program. stderr does so anyway."""
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout lacks it
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush_output() -> int:
+    """Write what stdout still holds. Returns the exit code: 0, or an error's.
+
+    Without this call Python flushes at its end, where an error gives a traceback."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return discard_output()
+    except OSError as error:
+        problem = f"the output cannot be written ({error.strerror})"
+        print(f"{rank_tag()}error: {problem}", file=sys.stderr)
+        discard_output()
+        return 1
+    return 0
+
+
+def discard_output() -> int:
+    """Send what stdout still holds to nowhere, because its reader has gone and Python's flush at
+    exit would fail again. Returns the exit code that shells report for SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + 13
+
+
+def rank_tag() -> str:
+    """The beginning of an error message: "[rank 3] " in one of several processes under torchrun,
+    else nothing."""
+    rank = os.environ.get("RANK")
+    several = (os.environ.get("WORLD_SIZE") or "1") != "1"
+    return f"[rank {rank}] " if rank and several else ""

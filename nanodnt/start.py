@@ -174,7 +174,10 @@ def check_same_data(
 def print_changes(title: str, old: dict, new: dict, env) -> None:
     """One line with the settings that differ; what older versions did not have counts as its
     default."""
-    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    optimizer = new.get("optimizer", "adamw")
+    # a class that is not ours has no default learning rate
+    learning_rate = 0.0 if ":" in optimizer else None
+    defaults = TrainConfig(optimizer=optimizer, learning_rate=learning_rate)
     fill_defaults(defaults)
     old = {field.name: field.default for field in fields(GPTConfig)} | asdict(defaults) | old
     changed = [

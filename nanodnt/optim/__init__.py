@@ -4,16 +4,18 @@ recipes and sources."""
 from importlib import import_module
 from pkgutil import iter_modules
 
-import nanodnt.optim.adamw  # noqa: F401  # the default comes first in --help and in tables
+import nanodnt.optim.adamw  # noqa: F401  # the default comes first in messages and tables
 from nanodnt.optim.defaults import fill_defaults, notes, rate_notes
 from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
 
-# every file that lies here, by name: optimizers register themselves
+# Optimizers register themselves, so every file of this folder is imported, by name; but adapter.py
+# only where --optimizer names a class.
 for file in iter_modules(__path__):
-    import_module(f"{__name__}.{file.name}")
+    if file.name != "adapter":
+        import_module(f"{__name__}.{file.name}")
 
 __all__ = [
     "OPTIMIZERS",
@@ -24,5 +26,8 @@ __all__ = [
     "fill_defaults",
     "load_optimizer",
     "lr_at",
+    "make_optimizer",
+    "notes",
+    "rate_notes",
+    "state_bytes",
 ]
-__all__ += ["make_optimizer", "notes", "rate_notes", "state_bytes"]

@@ -7,17 +7,19 @@ Defaults: L-DNT at every size, and GPT-2 Small, in the DNT paper (arXiv 2507.175
 """
 
 import torch
+from torch import Tensor
 
-from layers.sharding import local_shard
+from model import Transformer
 from nanodnt.optim.kernels import update_adamw
-from nanodnt.optim.registry import RATIOS, register
+from nanodnt.optim.registry import RATIOS, Group, State, Work, local_shards, register
+from nanodnt.settings import TrainConfig
 
 
-def options(config, role, model):
-    return dict(betas=(config.beta1, config.beta2), eps=1e-8)
+def options(config: TrainConfig, role: str, model: Transformer) -> Group:
+    return Group(betas=(config.beta1, config.beta2), eps=1e-8)
 
 
-def state(p, group):
+def state(p: Tensor, group: Group) -> State:
     return dict(
         step=torch.zeros((), device=p.device),
         exp_avg=torch.zeros_like(p),
@@ -25,24 +27,23 @@ def state(p, group):
     )
 
 
-def step(work, grad_scale, found_inf):
+def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     for group, params, grads, states in work:
-        m, v, steps = (
-            [local_shard(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step")
-        )
-        params, grads, (beta1, beta2) = (
-            list(map(local_shard, params)),
-            list(map(local_shard, grads)),
-            group["betas"],
-        )
-        numbers = dict(
+        beta1, beta2 = group["betas"]
+        update_adamw(
+            local_shards(params),
+            local_shards(grads),
+            local_shards([s["exp_avg"] for s in states]),
+            local_shards([s["exp_avg_sq"] for s in states]),
+            [s["step"] for s in states],
+            grad_scale,
+            found_inf,
             lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
             weight_decay=group["weight_decay"],
             eps=group["eps"],
         )
-        update_adamw(params, grads, m, v, steps, grad_scale, found_inf, **numbers)
 
 
 register(

@@ -1,5 +1,5 @@
-"""Muon (Keller Jordan; as torch.optim.Muon): momentum whose matrices are orthogonalised. AdamW for
-the rest.
+"""Muon (Keller Jordan; as torch.optim.Muon): momentum whose matrices are orthogonalised; AdamW for
+all other parameters.
 
     m ← μ m + (1 − μ) g;   u = μ m + (1 − μ) g with Nesterov, else m;   w ← w (1 − ηλ) − η s NS(u)
 
@@ -14,33 +14,40 @@ Jordan's examples. Embedding and head, though 2D, are on AdamW: our choice.
 """
 
 import torch
+from torch import Tensor
 
-from nanodnt.optim.registry import register
-
-
-def options(config, role, model):
-    dtype = "bfloat16" if model.runtime.compute_dtype == torch.bfloat16 else "float32"
-    numbers = dict(momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.muon_steps)
-    return numbers | dict(adjust_lr=config.muon_adjust_lr, ns_dtype=dtype)
+from model import Transformer
+from nanodnt.optim.registry import Group, State, Work, refuse, register
+from nanodnt.settings import TrainConfig
 
 
-def state(p, group):
+def options(config: TrainConfig, role: str, model: Transformer) -> Group:
+    in_bf16 = model.runtime.compute_dtype == torch.bfloat16
+    return Group(
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.muon_steps,
+        adjust_lr=config.muon_adjust_lr,
+        ns_dtype="bfloat16" if in_bf16 else "float32",
+    )
+
+
+def state(p: Tensor, group: Group) -> State:
     if p.ndim < 2:
-        raise ValueError(
-            f"Muon is for matrices, not for a tensor of shape {tuple(p.shape)}: give it another rule"
-        )
+        shape = tuple(p.shape)
+        refuse(f"Muon is for matrices, not for a tensor of shape {shape}: give it another rule")
     return dict(momentum_buffer=torch.zeros_like(p))
 
 
-def step(work, grad_scale, found_inf):
+def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     from nanodnt.optim.orthogonal.update import update_matrices  # other optimizers do not need it
 
     update_matrices(work, grad_scale, found_inf)
 
 
-def defaults_for(config) -> dict:
-    """With `original`: Keller Jordan's LR and decay, for another scale of updates, and AdamW's own
-    for the rest."""
+def defaults_for(config: TrainConfig) -> dict[str, float]:
+    """With `original`: Keller Jordan's LR and decay, which suit its scale of updates, and AdamW's
+    own for the other parameters."""
     if config.muon_adjust_lr != "original":
         return {}
     return dict(
@@ -48,10 +55,22 @@ def defaults_for(config) -> dict:
     )
 
 
-DEFAULTS = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
-# Muon's own
-DEFAULTS |= dict(
-    muon_adjust_lr="match_rms_adamw", adamw_learning_rate=None, adamw_weight_decay=None
+register(
+    "muon",
+    options,
+    state,
+    step,
+    defaults=dict(
+        learning_rate=6e-4,
+        weight_decay=0.1,
+        momentum=0.95,
+        nesterov=True,
+        muon_steps=5,
+        muon_adjust_lr="match_rms_adamw",
+        adamw_learning_rate=None,
+        adamw_weight_decay=None,
+    ),
+    defaults_for=defaults_for,
+    fallback_rule="adamw",
+    lr_scaling=lambda config: config.muon_adjust_lr,
 )
-SETTINGS = dict(defaults_for=defaults_for, rest="adamw", like=lambda config: config.muon_adjust_lr)
-register("muon", options, state, step, defaults=DEFAULTS, **SETTINGS)

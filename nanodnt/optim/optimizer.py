@@ -1,91 +1,115 @@
-"""The optimizer: parameter groups, each updated by the rule that it names. Its state, and loading
+"""The optimizer: parameter groups, each updated by the rule that it names; its state, and loading
 it."""
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from layers.sharding import assign
-from nanodnt.optim.registry import RULES
+from nanodnt.optim.registry import RULES, Group, State, Work, refuse
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Groups as `make_groups` makes them. The state of every parameter exists from the start."""
+    """Groups as `make_groups` returns them. The state of every parameter exists from the start."""
 
-    # Set for the rules (see registry.py) by `update` of nanodnt/engine.py. Named as in torch's
-    # fused kernels.
-    grad_scale = None  # (): what the gradients of this step are to be divided by
-    found_inf = None  # (): whether they are not finite; bool, or a number that is not 0 then
+    param_groups: list[Group]
 
-    def __init__(self, groups):
+    # Rules read these two, which `update` of nanodnt/engine.py sets. They have the names of
+    # arguments of torch's fused kernels.
+    grad_scale: Tensor | None = None  # (): divisor of the gradients of this step
+    found_inf: Tensor | None = None  # (): bool, or a number ≠ 0, for gradients that are not finite
+
+    def __init__(self, groups: list[Group]) -> None:
         super().__init__(groups, dict(lr=0.0, weight_decay=0.0, compiled=False))
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)
 
     def state_dict(self) -> dict:
-        """Without `compiled`: how a run computes is in no checkpoint."""
+        """Without `compiled`: a checkpoint does not depend on how a run computes."""
         saved = super().state_dict()
         for group in saved["param_groups"]:
             del group["compiled"]
         return saved
 
-    def gradients(self) -> list:
-        """The gradients that are a derivative of the loss: all but the loads that the balance rule
-        is given."""
-        params = [
-            p for group in self.param_groups if group["rule"] != "balance" for p in group["params"]
-        ]
-        return [p.grad for p in params if p.grad is not None]
+    def gradients(self) -> list[Tensor]:
+        """The gradients of the loss. The balance rule's are loads of experts, no derivatives."""
+        gradients = []
+        for group in self.param_groups:
+            if group["rule"] != "balance":
+                gradients += [p.grad for p in group["params"] if p.grad is not None]
+        return gradients
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable | None = None) -> None:
         """Update every parameter that has a gradient. Those without one keep their values and their
         state."""
-        work = {}
+        work_of_rule = {}
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                lists = group, params, [p.grad for p in params], [self.state[p] for p in params]
-                work.setdefault(group["rule"], []).append(lists)
+                grads = [p.grad for p in params]
+                states = [self.state[p] for p in params]
+                work = Work(group, params, grads, states)
+                work_of_rule.setdefault(group["rule"], []).append(work)
         found_inf = None if self.found_inf is None else self.found_inf > 0
-        for rule, groups in work.items():
-            RULES[rule].step(groups, self.grad_scale, found_inf)
+        for rule, work in work_of_rule.items():
+            self.apply_rule(rule, work, found_inf)
+
+    def apply_rule(self, rule: str, work: list[Work], found_inf: Tensor | None) -> None:
+        RULES[rule].step(work, self.grad_scale, found_inf)
+
+    def fits(self, saved: dict[str, State], step: int) -> bool:
+        """Whether states {name: state} that were saved after `step` steps can be loaded: same
+        parameters, shapes and dtypes."""
+        fresh = self.state_by_name()
+        if not saved and step == 0:
+            return True
+        return saved.keys() == fresh.keys() and all(
+            describe_tensors(saved[name]) == describe_tensors(fresh[name]) for name in fresh
+        )
+
+    def load(self, saved: dict[str, State], groups: list[Group]) -> None:
+        """Take over states that fit. The saved `groups` are not needed: LR, betas and decay stay as
+        configured."""
+        fresh = self.state_by_name()
+        for name, state in saved.items():
+            for key, value in state.items():
+                if torch.is_tensor(value):
+                    assign(fresh[name][key], value)
+                else:
+                    fresh[name][key] = value
+
+    def state_by_name(self) -> dict[str, State]:
+        return {name: self.state[p] for name, p in self.named_parameters().items()}
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        named = {}
+        for group in self.param_groups:
+            named |= zip(group["param_names"], group["params"], strict=True)
+        return named
 
 
-def load_optimizer(optimizer, saved: dict, step: int) -> None:
+def load_optimizer(optimizer: Optimizer, saved: dict, step: int) -> None:
     """Load the state dict that was saved after `step` steps, parameter by parameter; LR, betas and
     decay stay as set. ValueError, before anything is changed, if the state belongs to other
     parameters or another optimizer."""
-    groups = optimizer.param_groups
-    fresh = {
-        n: optimizer.state[p]
-        for g in groups
-        for n, p in zip(g["param_names"], g["params"], strict=True)
-    }
     try:
         names = [name for group in saved["param_groups"] for name in group["param_names"]]
         states = {names[i]: state for i, state in saved["state"].items()}
-        fits = sorted(names) == sorted(fresh) and (
-            states.keys() == fresh.keys() or not states and step == 0
-        )
-        fits = fits and all(
-            describe_tensors(state) == describe_tensors(fresh[name])
-            for name, state in states.items()
-        )
+        same_names = sorted(names) == sorted(optimizer.named_parameters())
+        fits = same_names and optimizer.fits(states, step)
     except (KeyError, TypeError, AttributeError, IndexError):
         fits = False
     if not fits:
         problem = "the checkpoint's optimizer state does not fit this optimizer on this model"
         cause = "it is damaged or belongs to other parameters"
-        fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights alone"
-        raise ValueError(f"{problem}: {cause}; {fix}")
-    for name, state in states.items():
-        for key, value in state.items():
-            if torch.is_tensor(value):
-                assign(fresh[name][key], value)
-            else:
-                fresh[name][key] = value
+        fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights"
+        refuse(f"{problem}: {cause}; {fix} alone")
+    optimizer.load(states, saved["param_groups"])
 
 
-def describe_tensors(state: dict) -> dict:
+def describe_tensors(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """{key: (shape, dtype)} of the tensors in a parameter's state."""
     return {key: (t.shape, t.dtype) for key, t in state.items() if torch.is_tensor(t)}

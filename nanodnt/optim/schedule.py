@@ -1,7 +1,10 @@
 """Learning rate schedules. A new form of decay is an entry in DECAYS, and its name in `schedule` or
-`wsd_decay` of nanodnt/settings.py; any other schedule is a case in `lr_at`."""
+`wsd_decay` of nanodnt/settings.py; any other schedule is a case in `curve`."""
 
 import math
+
+from nanodnt.optim.registry import Group
+from nanodnt.settings import TrainConfig
 
 DECAYS = {  # from 1 at q = 0 to 0 at q = 1
     "linear": lambda q: 1 - q,
@@ -10,42 +13,62 @@ DECAYS = {  # from 1 at q = 0 to 0 at q = 1
 }
 
 
-def lr_at(step: int, config, group: dict | None = None) -> float:
-    """The LR of update t = `step` + 1 for a parameter group; without one, for base_lr =
-    learning_rate and ratio 1.
+def lr_at(step: int, config: TrainConfig, group: Group | None = None) -> float:
+    """The LR of update t = `step` + 1 for a parameter group. group=None: the base LR.
 
     A `constant` group keeps base_lr. The peak of others is base_lr · lr_ratio. Warm-up: peak · t/W
     for t ≤ W = warmup_iters, so the first LR is not zero; with blockwise_start=warmup_end it rises
-    to base_lr instead. After it, with T = lr_decay_iters:
-
-        cosine, linear   down to min_lr from W to T
-        wsd              peak until T − wsd_decay_iters, then down to min_lr at T
-        constant         peak, for ever
-
-    After T the LR stays at min_lr (not with constant). min_lr is multiplied by base_lr /
-    learning_rate, and with blockwise_min_lr=proportional by lr_ratio too.
-
-    `dyt` is that of the code of DyT's LLaMA runs: the smaller of peak · (1 − (1 − t/W)²) and a
-    cosine from 0 to T."""
-    if group and group.get("constant"):
-        return group["base_lr"]
-    base, ratio = (group["base_lr"], group["lr_ratio"]) if group else (config.learning_rate, 1.0)
-    t, warmup, end = step + 1, config.warmup_iters, config.lr_decay_iters
+    to base_lr instead. After it the LR is floor + curve · (peak − floor), with floor = min_lr ·
+    base_lr / learning_rate, times lr_ratio with blockwise_min_lr=proportional."""
+    base = config.learning_rate
+    ratio = 1.0
+    if group:
+        if group.get("constant"):
+            return group["base_lr"]
+        base = group["base_lr"]
+        ratio = group["lr_ratio"]
+    t = step + 1
     peak = base * ratio
     warmup_peak = base if config.blockwise_start == "warmup_end" else peak
-    floor = config.min_lr * (base / config.learning_rate if config.learning_rate else 0.0)
-    floor *= ratio if config.blockwise_min_lr == "proportional" else 1.0
+    floor = 0.0
+    if config.learning_rate:
+        floor = config.min_lr * (base / config.learning_rate)
+    if config.blockwise_min_lr == "proportional":
+        floor *= ratio
     if config.schedule == "dyt":
-        top = warmup_peak if t <= warmup else peak
-        rising = 1 - (1 - min(1.0, t / warmup)) ** 2 if warmup else 1.0
-        return min(
-            top * rising, floor + (top - floor) * DECAYS["cosine"](min(1.0, t / max(1, end)))
-        )
-    if t <= warmup:
-        return warmup_peak * t / warmup
+        top = warmup_peak if t <= config.warmup_iters else peak
+        return min(top * dyt_warmup(t, config), floor + (top - floor) * curve(t, config))
+    if t <= config.warmup_iters:
+        return warmup_peak * t / config.warmup_iters
     if config.schedule == "constant":
         return peak
-    begin = end - config.wsd_decay_iters if config.schedule == "wsd" else warmup
+    return floor + curve(t, config) * (peak - floor)
+
+
+def curve(t: int, config: TrainConfig) -> float:
+    """The part of the way from floor to peak that is left at update t, in 0..1. With W =
+    warmup_iters and T = lr_decay_iters it falls to 0 at T and stays there:
+
+        cosine, linear   from 1 at W
+        wsd              1 until T − wsd_decay_iters
+        dyt              cosine from 1 at 0
+    """
+    end = config.lr_decay_iters
+    begin = config.warmup_iters
+    form = config.schedule
+    if config.schedule == "wsd":
+        begin = end - config.wsd_decay_iters
+        form = config.wsd_decay
+    elif config.schedule == "dyt":
+        begin = 0
+        form = "cosine"
     progress = max(0.0, min(1.0, (t - begin) / max(1, end - begin)))
-    decay = DECAYS[config.wsd_decay if config.schedule == "wsd" else config.schedule]
-    return floor + decay(progress) * (peak - floor)
+    return DECAYS[form](progress)
+
+
+def dyt_warmup(t: int, config: TrainConfig) -> float:
+    """1 − (1 − t/W)², in 0..1: the rise in the code of DyT's LLaMA runs. Their LR is the smaller of
+    this and a cosine."""
+    if not config.warmup_iters:
+        return 1.0
+    return 1 - (1 - min(1.0, t / config.warmup_iters)) ** 2

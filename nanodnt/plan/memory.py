@@ -189,4 +189,4 @@ def total_bytes(tensors) -> int:
 
 def state_tensors(optimizer) -> list:
     """All tensors of the optimizer's state."""
-    return [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return [t for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]

@@ -145,8 +145,9 @@ class Saver:
 
     def _copy_tensor(self, value, path):
         memory = self.memory.get(path)
-        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
-            memory = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        layout = value.shape, value.dtype, value.stride()
+        if memory is None or (memory.shape, memory.dtype, memory.stride()) != layout:
+            memory = torch.empty_like(value, device="cpu")  # strides too: a product's bits need them
             # whose copies to fresh memory that is not pinned are many times slower
             if value.is_cuda:
                 with suppress(RuntimeError):  # where the driver pins no more

@@ -87,6 +87,33 @@ def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_pat
         assert [case for case in one if different(found[case], one[case])] == [], rank
 
 
+def adapter_steps(rank, world, folder):
+    """Steps of classes that are not ours, and what they say about shards."""
+    found = {}
+    with joined(rank, world, folder / str(world)) as env:
+        for name in ("torch.optim:NAdam", "support.foreign:Nested"):
+            model = GPT(GPTConfig(**SIZE | SMALL))
+            state = six_steps(model, make_optimizer(model, settings(optimizer=name)), "float32")
+            found[name] = [model.state_dict(), state]
+        if world > 1:
+            model = GPT.empty(GPTConfig(**SIZE | SMALL))
+            shard_model(model, 0, env, keep=False)
+            refused = (
+                "cannot update the shards of FSDP: set --parallel=ddp, or choose one of adamw, "
+            )
+            with pytest.raises(ValueError, match=refused):
+                make_optimizer(model, settings(optimizer="torch.optim:NAdam"))
+    torch.save(found, folder / f"{world}.{rank}")
+
+
+def test_other_classes_step_alike_on_every_process_but_not_on_shards(tmp_path):
+    adapter_steps(0, 1, tmp_path)
+    processes(2, adapter_steps, tmp_path)
+    one = load(tmp_path / "1.0")
+    for rank in range(2):
+        assert different(load(tmp_path / f"2.{rank}"), one) == [], rank
+
+
 # ------------------------------------------------------------------------------------------- shards
 
 STEPS = {  # optimizer, layout, dtype of Muon's iteration

@@ -59,8 +59,9 @@ NAMES = list(OPTIMIZERS)
 
 
 def filled(**changes):
-    """The training settings with these changes, filled in."""
+    """The training settings with these changes, checked and filled in."""
     config = TrainConfig(**changes)
+    config.check()
     fill_defaults(config)
     return config
 

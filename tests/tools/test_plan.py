@@ -287,7 +287,7 @@ def test_a_gpus_memory_is_what_is_free_or_ours(monkeypatch):
 def test_counting_sends_no_messages(alone, monkeypatch):
     """A run counts while its process group exists, and Muon would send updates in it."""
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
-    monkeypatch.setattr("nanodnt.optim.orthogonal.update.start_exchange", None)
+    monkeypatch.setattr("nanodnt.optim.orthogonal.messages.start_exchange", None)
     model, optimizer, config = build({}, dict(optimizer="muon"))
     trace(model, optimizer, 1.0, False, micro=2)
     assert dist.is_initialized()

@@ -6,6 +6,7 @@ tests/docs/test_docs.py puts that file into a copy of the tree and trains with i
 line; tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
+import ast
 import io
 import re
 from functools import cache
@@ -320,6 +321,14 @@ def lion():
         yield
 
 
+def test_lion_is_short():
+    """The update, and a call that registers it: at most 12 lines without docstring and empty
+    ones."""
+    docstring, *statements = ast.parse(lion_source()).body
+    lines = [node.end_lineno - node.lineno + 1 for node in statements]
+    assert isinstance(docstring, ast.Expr) and sum(lines) <= 12
+
+
 def test_lion_is_its_recurrence(lion):
     """w ← w (1 − ηλ) − η sign(β₁ m + (1 − β₁) g); m ← β₂ m + (1 − β₂) g, in float64."""
 
@@ -352,7 +361,9 @@ def test_lions_state_is_counted_and_kept(lion):
     for pair in ((model, optimizer), other):
         drive(*pair, grads[2:])
     assert everything(model, optimizer) == everything(*other)
-    assert state_bytes(model, settings(optimizer="lion")) == 4 * model.num_params()
+    tensors_of = len(list(model.parameters()))  # each with a count of its steps
+    n_bytes = 4 * model.num_params() + 4 * tensors_of
+    assert state_bytes(model, settings(optimizer="lion")) == n_bytes
 
 
 def test_lions_settings(lion):

@@ -2,6 +2,7 @@
 signal asks for."""
 
 import io
+import math
 import mmap
 import os
 import platform
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from configurator import Range, read_flags
 from layers import cores
 from model import GPTConfig
 from nanodnt.engine import seed_step, split_batch
@@ -33,7 +35,7 @@ from nanodnt.run.environment import (
 )
 from nanodnt.run.errors import reports_errors
 from nanodnt.run.hardware import choose_compile, peak_flops
-from nanodnt.settings import LEAST, TrainConfig
+from nanodnt.settings import TrainConfig
 from nanodnt.start import split_run
 from support.runs import ROOT
 from support.strikes import kill_me
@@ -409,11 +411,27 @@ def test_torch_is_imported_with_the_allocator_s_settings(command):
         assert (done.stdout, done.stderr) == (f"{expected}\n", "")
 
 
-@pytest.mark.parametrize("name", LEAST)
-def test_the_least_value_of_each_number(name):
-    TrainConfig(
-        **{name: LEAST[name]} | ({"parallel": "fsdp"} if name == "fsdp_shard_size" else {})
-    ).check()
-    wanted = f"^{name}=-?[0-9]+ must be at least {LEAST[name]}$"
-    with pytest.raises(ValueError, match=wanted):
-        TrainConfig(**{name: LEAST[name] - 1}).check()
+RANGES = {name: flag.range for name, flag in read_flags(TrainConfig).items() if flag.range}
+LEAST_BY_NAME = {"batch_size": 1, "muon_steps": 1, "timeout_s": 1, "beta1": 0, "min_lr": 0}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_numbers_at_and_beyond_the_ends_of_their_range(name):
+    ends = RANGES[name]
+    needed = {"parallel": "fsdp"} if name == "fsdp_shard_size" else {}
+    for value in {ends.ge, ends.le} - {-math.inf, math.inf}:
+        TrainConfig(**{name: value}, **needed).check()
+    for value in (ends.gt, ends.lt, ends.ge - 1, ends.le + 1, math.nan):
+        with pytest.raises(ValueError) as error:
+            TrainConfig(**{name: value}).check()
+        assert str(error.value) == f"{name}={value} must {ends}"
+
+
+def test_ranges_and_their_words():
+    assert {name: RANGES[name].ge for name in LEAST_BY_NAME} == LEAST_BY_NAME
+    assert RANGES["batch_size"].le == 2**20 and RANGES["muon_steps"].le == 20
+    assert str(Range(ge=1)) == "be at least 1"
+    assert str(Range(ge=0)) == "not be negative"
+    assert str(Range(ge=0, lt=1)) == "be at least 0 and below 1"
+    assert str(Range(gt=0, le=1)) == "be above 0 and at most 1"
+    assert str(Range(ge=1, le=20)) == "be between 1 and 20"

@@ -1,2 +1,2 @@
-"""Muon's update, loaded when a run takes its first step: update.py, its mathematics and its
-messages."""
+"""Muon's update, loaded when a run takes its first step: mathematics in newton_schulz.py, the step
+in update.py, messages between processes in messages.py."""

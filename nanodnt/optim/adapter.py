@@ -1,0 +1,206 @@
+"""Any torch.optim.Optimizer class: --optimizer=MODULE:CLASS, with its own --optimizer_args.
+
+The class updates the parameters of our groups: it gets their learning rates and weight decays as
+`lr` and `weight_decay` of its groups, and clipped gradients. Its state is part of our checkpoints.
+Only the balance rule stays ours. docs/optimizers.md has what the class must do.
+"""
+
+import ast
+import inspect
+import warnings
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from layers.sharding import is_sharded
+from nanodnt.optim.optimizer import Optimizer
+from nanodnt.optim.registry import (
+    OPTIMIZERS,
+    RULES,
+    Group,
+    Rule,
+    State,
+    Work,
+    divide_gradients,
+    refuse,
+)
+from nanodnt.settings import TrainConfig
+
+# Values in nested dicts and lists that checkpoints hold: they are loaded with weights_only.
+SAVABLE = {Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, str, type(None)}
+
+
+def register_class(name: str, arguments: str) -> Rule:
+    """The rule of --optimizer=`name`, MODULE:CLASS, also as RULES[name]. Neither default is the
+    class's: a learning rate must be given, and weight decay is 0 since many classes have none.
+    ValueError where class or arguments cannot be read."""
+    load_class(name)
+    parse_arguments(arguments)
+    RULES[name] = Rule(
+        options=lambda config, role, model: Group(),
+        state=lambda p, group: {},
+        step=None,  # which is Adapter's
+        defaults=dict(learning_rate=None, weight_decay=0.0),
+        uses_betas=False,
+    )
+    return RULES[name]
+
+
+def load_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class that `name`, MODULE:CLASS, names."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        fix = "install its package, or put its file beside train.py"
+        refuse(f"optimizer={name}: no module {error.name!r} in this environment: {fix}")
+    except Exception as error:  # a file that is not ours can raise anything
+        refuse(f"optimizer={name}: importing {module_name} fails: {in_one_line(error)}")
+    found = getattr(module, class_name, None)
+    if found is None:
+        refuse(f"optimizer={name}: {module_name} has no {class_name}")
+    if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
+        refuse(f"optimizer={name}: {class_name} is no subclass of torch.optim.Optimizer")
+    return found
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """{name: value} of Python keyword arguments with plain values, which are parsed, not run."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if call.args or not all(keyword.arg for keyword in call.keywords):
+            raise SyntaxError
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AttributeError):
+        allowed = "keyword arguments with plain values, as in betas=(0.9,0.95),eps=1e-8"
+        refuse(f"optimizer_args={text} must be {allowed}")
+    if arguments.keys() & {"lr", "weight_decay"}:
+        refuse(f"optimizer_args={text}: use --learning_rate and --weight_decay for lr and decay")
+    return arguments
+
+
+class Adapter(Optimizer):
+    """Our optimizer around one of another class. They share the groups and the state: the class
+    works on the dicts that we save."""
+
+    def __init__(self, groups: list[Group], config: TrainConfig) -> None:
+        super().__init__(groups)
+        self.name = config.optimizer
+        self.given = parse_arguments(config.optimizer_args)
+        self.own_keys = {key for group in self.param_groups for key in group} | self.given.keys()
+        self.is_checked = False  # whether its state is known to fit into a checkpoint
+        groups = [group for group in self.param_groups if group["rule"] == self.name]
+        if any(is_sharded(p) for group in groups for p in group["params"]):
+            ours = ", ".join(OPTIMIZERS)
+            fix = f"set --parallel=ddp, or choose one of {ours}"
+            refuse(f"optimizer={self.name} cannot update the shards of FSDP: {fix}")
+        for group in groups:
+            group["lr"] = group["base_lr"] * group["lr_ratio"]  # it may be validated
+        self.inner = self.make_inner(groups, config.learning_rate)
+        self.state.update(self.inner.state)  # which some classes make now, most in the first step
+        self.inner.state = self.state
+        self.drop_empty_states()
+        if all(p.is_meta for p in self.named_parameters().values()):
+            self.make_state_on_meta()
+
+    def make_inner(self, groups: list[Group], learning_rate: float) -> torch.optim.Optimizer:
+        """An instance of the class on these groups. ValueError where it refuses them, or cannot be
+        driven from here."""
+        cls = load_class(self.name)
+        try:
+            inner = cls(groups, lr=learning_rate, **self.given)
+        except Exception as error:
+            refuse(f"optimizer={self.name} refuses its settings: {in_one_line(error)}")
+        if "lr" not in inner.defaults:
+            refuse(f"optimizer={self.name} has no lr in its groups: it would ignore the schedule")
+        if "weight_decay" not in inner.defaults and any(g["weight_decay"] for g in groups):
+            refuse(f"optimizer={self.name} has no weight_decay: leave --weight_decay out")
+        closure = inspect.signature(inner.step).parameters.get("closure")
+        if closure and closure.default is inspect.Parameter.empty:
+            refuse(f"optimizer={self.name} needs a closure, which a training step does not have")
+        return inner
+
+    def drop_empty_states(self) -> None:
+        """As in the class alone, a parameter without state has no entry."""
+        for p in self.named_parameters().values():
+            if not self.state[p]:
+                del self.state[p]
+
+    @torch.no_grad()
+    def make_state_on_meta(self) -> None:
+        """One step on tensors without contents, so that the bytes of the state can be counted."""
+        params = [p for group in self.inner.param_groups for p in group["params"]]
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        try:
+            self.inner.step()
+        except Exception as error:  # it reads numbers, say
+            text = f"the state of {self.name} is not counted ({in_one_line(error)})"
+            warnings.warn(f"{text}: leave room for it in --micro_batch_size", stacklevel=2)
+        for p in params:
+            p.grad = None
+
+    def apply_rule(self, rule: str, work: list[Work], found_inf: Tensor | None) -> None:
+        if rule != self.name:
+            return super().apply_rule(rule, work, found_inf)
+        if work[0].params[0].is_meta:
+            return
+        for part in work:
+            divide_gradients(part.grads, self.grad_scale)
+        # The class cannot skip a step on the device, so the host waits here for the gradients.
+        if found_inf is not None and found_inf.item():
+            return
+        self.drop_empty_states()
+        self.inner.step()
+        if not self.is_checked:
+            self.state_dict()
+            self.is_checked = True
+
+    def state_dict(self) -> dict:
+        """ValueError for a state that a checkpoint cannot hold."""
+        saved = super().state_dict()
+        text = f"optimizer={self.name} cannot be saved: its state"
+        if not all(type(key) is int for key in saved["state"]):
+            refuse(f"{text} is not kept by parameter")
+        values = tree_leaves(saved, is_leaf=lambda value: type(value) not in (dict, list, tuple))
+        for kind in {type(value) for value in values} - SAVABLE:
+            refuse(f"{text} holds a {kind.__name__}")
+        return saved
+
+    def fits(self, saved: dict[str, State], step: int) -> bool:
+        """The class decides which parameters have which state, and when."""
+        return saved.keys() <= self.named_parameters().keys()
+
+    def load(self, saved: dict[str, State], groups: list[Group]) -> None:
+        """Take over the state with its dtypes, and what the class keeps in its groups (a count of
+        steps, say); LR, decay and --optimizer_args stay as configured."""
+        group_of = {name: group for group in groups for name in group["param_names"]}
+        for group in self.inner.param_groups:
+            old = group_of[group["param_names"][0]]
+            # torch's rule: a tensor named step is on the CPU, unless a kernel reads it
+            step_on_device = group.get("capturable") or group.get("fused")
+            kept = {key: old[key] for key in old.keys() - self.own_keys}
+            group |= copy_state(kept, group["params"][0].device, step_on_device)
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if name in saved:
+                    self.state[p] = copy_state(saved[name], p.device, step_on_device)
+
+
+def copy_state(state: dict, device: torch.device, step_on_device: bool) -> dict:
+    """Copies on `device` of the tensors in a nested state, with their dtypes and strides."""
+
+    def copy(value: Any, key: str) -> Any:
+        if not torch.is_tensor(value):
+            return value
+        place = torch.device("cpu") if key == "step" and not step_on_device else device
+        return torch.empty_like(value, device=place).copy_(value)
+
+    return {key: tree_map(partial(copy, key=key), value) for key, value in state.items()}
+
+
+def in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
