@@ -1,21 +1,21 @@
-"""A GPT whose block layout (norm placement, DyT, LayerNorm Scaling, scale vectors, …) comes from
+"""A GPT whose block layout (norm placement, DyT, LayerNorm Scaling, scale vectors, …) is a set of
 flags.
 
-Every residual sub-layer, attention or FFN, of every scheme is one equation,
+Every residual sub-layer, attention or FFN, of every layout is one equation,
 
     x ← post( skip(x) + mid( f( pre(x) ) ) )
 
 where f is a branch: "attn", the attention, or "mlp", the FFN. The four slots are `Slot`s, y = const
 · (gain · normalise(x) + bias), each part optional. `layout` reads the flags and returns the slots.
-`Residual` is the only code in a block that changes the residual stream. A new scheme is a change in
-`layout`.
+`Residual` is the only code in a block that changes the residual stream. A new layout is a change in
+one of the functions that `layout` calls.
 
 To save a pass over the activations, a pre norm (fold=True) returns normalise(x) WITHOUT its gain.
-const · gain goes, as the argument `in_gain`, with the next matrices: W (gain · x) = (W diag gain)
-x.
+const · gain goes, as the argument `in_scale`, to the next matrices: W (in_scale · x) = (W diag
+in_scale) x.
 
 Inside f every matrix is again y = out( W pre(x) ) with two slots: `matrix_slots`. docs/layouts.md
-has the schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
+lists the layouts; `python model.py CONFIG` prints the equations and sizes of a configuration.
 
 Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS
 (2502.05795).
@@ -23,29 +23,37 @@ Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.1062
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from layers.attention import additive, attend, document_blocks, visible_keys
-from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, has_one_row, linear
+from layers.linear import (
+    Embedding,
+    Linear,
+    Lookup,
+    Multiply,
+    SigmaReparam,
+    fused_linear,
+    has_one_row,
+    linear,
+)
 from layers.loss import linear_cross_entropy
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
-from layers.slot import Slot
+from layers.slot import NO_NORM, Norm, Slot, make_slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
-# DyT α₀ of language models by width (Tables 11 and 12): before attention; before the FFN and the
-# head. Other slots take the second value, and other widths those of the nearest in the tables: our
-# choices.
+# DyT's α₀ for language models by width (Tables 11 and 12): before attention; before the FFN and the
+# head. Our choices: other slots take the second value, other widths the values of the nearest one.
 DYT_ALPHA = {
     1024: (1.0, 1.0),
     2048: (1.0, 0.5),
@@ -53,122 +61,130 @@ DYT_ALPHA = {
     5120: (0.6, 0.15),
     8192: (0.2, 0.05),
 }
-DYT_ALPHA_IMAGES = 0.5  # of all that is no language model (secs. 4 and 7.1)
+DYT_ALPHA_IMAGES = 0.5  # α₀ for anything but language models (secs. 4 and 7.1)
+
+Rope = tuple[Tensor, Tensor]  # cosines and sines: see `rotary`
 
 
 @dataclass
 class GPTConfig:
     # --- size ---
-    n_layer: int = 12  # blocks (one block = attention + FFN)
-    n_head: int = 12  # attention heads
+    n_layer: int = 12  # number of blocks (one block = attention + FFN)
+    n_head: int = 12  # number of attention heads
     n_embd: int = 768  # model width d, the size of the residual stream
-    block_size: int = 1024  # context length in tokens; of images it follows from their patches
+    block_size: int = 1024  # context length in tokens; for images it follows from their patches
     vocab_size: int = 0  # entries of the tokenizer, before padding; 0 = the dataset's
     # --- parts ---
-    pos: Literal["learned", "rope"] = "learned"  # positions: a learned table on the embedding, or
-    #   rotary on q and k
+    pos: Literal["learned", "rope"] = "learned"
+    #   positions: a learned table added to the embedding, or rotary on q and k
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
-    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"  # gelu is GPT-2's tanh
-    #   form, gelu_erf exact
+    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"
+    #   activation of the FFN; gelu is GPT-2's tanh form, gelu_erf is exact
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
-    tie_weights: bool = True  # the output head is the token embedding
+    tie_weights: bool = True  # use the token embedding as the output head
     bias: bool = False  # biases in linear layers, and in LayerNorm
-    dropout: float = 0.0  # on the embedding, the attention weights and the branch outputs
-    drop_path: float = 0.0  # stochastic depth: probability that a sequence, or image, skips a
-    #   branch of the last block; 0 in the first block, linear between
+    dropout: float = 0.0  # rate on the embedding, the attention weights and the branch outputs
+    drop_path: float = 0.0
+    #   stochastic depth: probability that a sequence, or image, skips a branch of the last block; 0
+    #   in the first block, linear between
     # --- mixture of experts ---
-    n_expert: int = 0  # experts of each block, FFNs of width n_ff, beside a router; 0 = one dense
-    #   FFN
-    n_expert_active: int = 2  # experts that each token goes to
-    n_expert_shared: int = 0  # further experts that every token goes to, as one FFN of
-    #   n_expert_shared · n_ff
-    router: Literal["softmax", "sigmoid"] = "softmax"  # scores of the experts
-    router_norm: bool = True  # the scores of the experts that a token goes to are divided by their
-    #   sum
-    router_scale: float = 1.0  # factor on these weights
-    balance: Literal["loss", "bias", "none"] = "loss"  # even load: by a loss of its own, or by
-    #   biases on the choice, raised for experts with little load; none: not at all
-    # --- images (vision.py): a ViT, whose patches take the place of tokens, without the causal mask ---
-    patch_size: int = 0  # pixels of a patch's side; 0 = text, a GPT
-    image_size: int = 0  # pixels of an image's side; 0 = the dataset's
-    channels: int = 0  # of a pixel; 0 = the dataset's
-    n_class: int = 0  # classes; 0 = the dataset's
-    pool: Literal["cls", "mean"] = "cls"  # what the head reads: a class token, or the mean over
-    #   patches
+    n_expert: int = 0
+    #   number of experts in each block, FFNs of width n_ff behind a router; 0 = one dense FFN
+    n_expert_active: int = 2  # number of experts that each token goes to
+    n_expert_shared: int = 0
+    #   number of further experts that every token goes to: one FFN of width n_expert_shared · n_ff
+    router: Literal["softmax", "sigmoid"] = "softmax"  # function that scores the experts
+    router_norm: bool = True  # divide the scores of a token's experts by their sum
+    router_scale: float = 1.0  # factor on these scores
+    balance: Literal["loss", "bias", "none"] = "loss"
+    #   how the load is kept even: by a loss, by biases on the choice that rise for experts with
+    #   little load, or not at all
+    # --- images (vision.py): a ViT, with patches in place of tokens, without the causal mask ---
+    patch_size: int = 0  # side of a patch in pixels; 0 = text, a GPT
+    image_size: int = 0  # side of an image in pixels; 0 = the dataset's
+    channels: int = 0  # channels of a pixel; 0 = the dataset's
+    n_class: int = 0  # number of classes; 0 = the dataset's
+    pool: Literal["cls", "mean"] = "cls"  # input of the head: a class token, or the patches' mean
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
-    norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot
-    #   and the final norm
-    norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
-    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; our
-    #   definition)
-    pre_norm: Literal["both", "attn", "mlp", "none"] = "both"  # branches with a norm on their input
-    mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their
-    #   output, before the sum
-    post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the
-    #   residual sum (Post-LN)
-    post_norm_blocks: int = 0  # Mix-LN: the first n blocks are Post-LN, with post norms instead of
-    #   pre and mid
-    input_norm: bool = False  # norm on the embedding (DNT eq. 2); with learned positions, on the
-    #   sum (our choice)
-    qk_norm: bool = False  # RMSNorm on each head of q and k, gains of size head_dim (DNT eq. 10);
-    #   before RoPE: ours
+    norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"
+    #   function in every norm slot and in the final norm
+    norm_eps: float = 1e-6  # added inside the root of RMSNorm and LayerNorm
+    norm_groups: int = 1
+    #   groups of n_embd/norm_groups channels with separate statistics (Group-LN; our definition)
+    pre_norm: Literal["both", "attn", "mlp", "none"] = "both"
+    #   branches with a norm on their input
+    mid_norm: Literal["none", "both", "attn", "mlp"] = "none"
+    #   branches with a norm on their output, before the sum
+    post_norm: Literal["none", "both", "attn", "mlp"] = "none"
+    #   branches with a norm on the residual sum (Post-LN)
+    post_norm_blocks: int = 0
+    #   Mix-LN: the first n blocks are Post-LN, with post norms in place of pre and mid norms
+    input_norm: bool = False
+    #   norm on the embedding (DNT eq. 2); with learned positions on the sum, our choice
+    qk_norm: bool = False
+    #   RMSNorm on each head of q and k, with gains of size head_dim (DNT eq. 10); before RoPE, our
+    #   choice
     # --- DyT in place of a norm ---
-    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None: 0.5 on images, else the
-    #   paper's by width
-    dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the same
-    dyt_learn_alpha: bool = True  # False: α stays α₀
-    dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"  # DyT's function of αx
-    dyt_bias: bool | None = None  # DyT's β (eq. 2); None = on images, but not on text, as in its
-    #   authors' code
-    embed_scale: bool | None = False  # learned scalar on the embedding sum, √n_embd at first; None
-    #   = DyT's (App. A): with norm=dyt, but not on images
+    dyt_alpha_attn: float | None = None
+    #   DyT α₀ before attention; None = the paper's by width, on images 0.5
+    dyt_alpha_other: float | None = None
+    #   DyT α₀ everywhere else; None = the paper's by width, on images 0.5
+    dyt_learn_alpha: bool = True  # train α; False: α stays α₀
+    dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"
+    #   DyT's function of αx
+    dyt_bias: bool | None = None
+    #   DyT's β (eq. 2); None = on images, but not on text, as in its authors' code
+    embed_scale: bool | None = False
+    #   learned scalar on the embedding sum, initially √n_embd; None = as DyT has it (App. A): with
+    #   norm=dyt, but not on images
     # --- constants and learned scales on branch and stream ---
-    lns: Literal["off", "norm", "branch", "residual", "input"] = "off"  # LNS: 1/ℓ^lns_power
-    #   multiplies the pre norm's output (norm, the paper's) or input (input), the branch output
-    #   (branch), or the residual sum (residual)
-    lns_power: float = 0.5  # of the block number ℓ, from 1
-    lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
-    lns_learn: bool = False  # with lns=norm: the factor is where the pre norm's gains start, no
-    #   constant (ours)
-    deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
-    admin: bool = False  # stream × a learned vector before each post norm, set by a profiling
-    #   forward at the start
-    branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar,
-    #   on the branch output
-    branch_scale_init: float | None = None  # initial value; None = LayerScale's by depth,
-    #   SkipInit's 1/√L (LNS sec. 6)
-    fixup: bool = False  # Fixup, with norm=none: scalar biases and multipliers; the last matrix of
-    #   a branch starts at 0
-    sigma_reparam: bool = False  # σReparam: matrices of the blocks (our choice: no others) are γ
-    #   W/σ(W), γ learned
-    # --- scale vectors (HG, DP, DNP, OR and ER are from notes by others: we have the paper's text in part) ---
-    gain: Literal["shared", "none", "branch"] = "shared"  # gains: one a norm, none, or for each of
-    #   q k v gate up (HG)
-    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector
-    #   (DP), or an RMSNorm with one (DNP), over each head of q and k, over all of v, gate, up: our
-    #   choice, not published
-    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or
-    #   exp(b)·α/rms(α) (ER), both formulas ours; whether ER exponentiates the direction too is not
-    #   published
+    lns: Literal["off", "norm", "branch", "residual", "input"] = "off"
+    #   LNS: factor 1/ℓ^lns_power on the output (norm, the paper's) or input (input) of pre norms,
+    #   on branch outputs (branch), or on the residual sum (residual)
+    lns_power: float = 0.5  # exponent of the block number ℓ, which counts from 1
+    lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches with LNS's factor
+    lns_learn: bool = False
+    #   with lns=norm: the pre norm's gains start at the factor, which is no constant (our choice)
+    deepnorm: bool = False
+    #   stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
+    admin: bool = False
+    #   stream × a learned vector before each post norm, set by a profiling forward at the start
+    branch_scale: Literal["none", "layerscale", "skipinit"] = "none"
+    #   learned vector, or scalar, on the branch output
+    branch_scale_init: float | None = None
+    #   its initial value; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
+    fixup: bool = False
+    #   Fixup, with norm=none: scalar biases and multipliers; a branch's last matrix starts at 0
+    sigma_reparam: bool = False
+    #   σReparam: the matrices of the blocks are γ W/σ(W), γ learned (our choice: no other matrices)
+    # --- scale vectors (HG, DP, DNP, OR, ER are from others' notes: we have the paper in part) ---
+    gain: Literal["shared", "none", "branch"] = "shared"
+    #   gains: one for each norm, none, or one for each of q, k, v, gate and up (HG)
+    gain_out: Literal["none", "scale", "norm"] = "none"
+    #   after q, k, v, gate and up: a scale vector (DP), or an RMSNorm with one (DNP); over each
+    #   head of q and k, and over all of v, gate and up (our choice, not published)
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"
+    #   gains are stored as γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER), both formulas ours; whether
+    #   ER exponentiates the direction too is not published
     # --- initialisation ---
-    init: Literal["normal", "xavier", "xavier_cut"] = "normal"  # matrices: N(0, init_std), Xavier
-    #   normal, or the same cut off at 2σ; embeddings and head: normal. DNT says "Xavier": the
-    #   normal form, q, k and v apart, is ours
-    init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
-    residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's
-    #   last matrix (o, down): 1/√(2L), 1, or 1/√(2ℓ). LNS: 1/√(2L) on W0 and W2 of the FFN, 1/√(2ℓ)
-    #   on "weight matrices"; o and down: ours
+    init: Literal["normal", "xavier", "xavier_cut"] = "normal"
+    #   distribution of matrices: N(0, init_std²), Xavier normal, or Xavier normal cut off at 2σ;
+    #   embeddings and head: normal. DNT says "Xavier": the normal form, with q, k and v apart, is
+    #   our choice
+    init_std: float = 0.02  # standard deviation with init=normal, and of the embeddings
+    residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"
+    #   factor on the std of a branch's last matrix (o, down): 1/√(2L), 1, or 1/√(2ℓ). LNS says
+    #   1/√(2L) for W0 and W2 of the FFN, and 1/√(2ℓ) for "weight matrices"; o and down are our
+    #   choice
     # --- a model larger than the tuned one (layers/scaling.py) ---
-    parametrization: Literal["standard", "mup", "depth_mup", "completep"] = (
-        "standard"  # how initial
-    )
-    #   weights, LRs and multipliers follow the size: mup (μP) the width, depth_mup and completep
-    #   (α = ½, 1) the depth too
-    base_n_embd: int = 0  # width of the tuned model; 0 = the same as here
-    base_n_layer: int = 0  # its blocks, for depth_mup and completep; 0 = the same
-    base_head_size: int = 0  # its channels of a head; 0 = the same
+    parametrization: Literal["standard", "mup", "depth_mup", "completep"] = "standard"
+    #   how initial weights, LRs and multipliers follow the size: mup (μP) follows the width,
+    #   depth_mup and completep (α = ½, 1) the depth too
+    base_n_embd: int = 0  # width of the tuned model; 0 = n_embd
+    base_n_layer: int = 0  # blocks of the tuned model, for depth_mup and completep; 0 = n_layer
+    base_head_size: int = 0  # channels of a head of the tuned model; 0 = the same as here
 
     @property
     def head_dim(self) -> int:
@@ -179,365 +195,580 @@ class GPTConfig:
         return self.n_ff or 4 * self.n_embd
 
     @property
+    def norm_gains(self) -> int:
+        """Number of gains of a norm."""
+        if self.norm == "none" or self.gain == "none":
+            return 0
+        return self.n_embd
+
+    @property
+    def norm_biases(self) -> int:
+        """Number of biases of a norm."""
+        has_bias = False
+        if self.norm == "layernorm":
+            has_bias = self.bias
+        elif self.norm == "dyt" and self.dyt_bias is None:
+            has_bias = not self.causal
+        elif self.norm == "dyt":
+            has_bias = self.dyt_bias
+        return self.n_embd if has_bias else 0
+
+    @property
     def scales_embedding(self) -> bool:
         """Whether there is a learned scalar on the embedding sum."""
-        return self.norm == "dyt" and self.causal if self.embed_scale is None else self.embed_scale
+        if self.embed_scale is None:
+            return self.norm == "dyt" and self.causal
+        return self.embed_scale
 
     @property
     def causal(self) -> bool:
-        """Whether this is a language model, whose tokens see only what stands before them; patches
-        see each other."""
+        """Whether a token sees only the tokens before it, as in a language model. Patches of an
+        image see each other."""
         return kind_of(self) == "text"
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of an image: its patches, and the class token."""
-        return (self.image_size // self.patch_size) ** 2 + (self.pool == "cls")
+        """Number of tokens of an image: its patches, and the class token."""
+        n_patches = (self.image_size // self.patch_size) ** 2
+        return n_patches + (self.pool == "cls")
 
     @property
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     def check(self) -> None:
-        """ValueError for what layers/rules.py refuses."""
+        """ValueError if layers/rules.py refuses a value or a combination of values."""
         check_config(self)
 
-    def slots_with_norm(self, layer: int, branch: str) -> set:
-        """Which of "pre", "mid", "post" carry a norm in `branch` ("attn" or "mlp") of layer ℓ =
-        `layer`, from 1."""
+    def slots_with_norm(self, layer: int, branch: str) -> set[str]:
+        """The slots "pre", "mid" and "post" that have a norm, in `branch` ("attn" or "mlp") of
+        block `layer`, which counts from 1."""
         if self.norm == "none":
             return set()
         if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
-        flags = dict(pre=self.pre_norm, mid=self.mid_norm, post=self.post_norm)
-        return {slot for slot, branches in flags.items() if branches in ("both", branch)}
+        branches = {"pre": self.pre_norm, "mid": self.mid_norm, "post": self.post_norm}
+        return {slot for slot in branches if branches[slot] in ("both", branch)}
 
 
-def layout(config: GPTConfig, layer: int, branch: str) -> dict:
-    """The four slots of `branch` ("attn" or "mlp") in layer ℓ = `layer`, counted from 1: the whole
-    block layout."""
-    c, d, norms = config, config.n_embd, config.slots_with_norm(layer, branch)
+# --------------------------------------------------------------------------------------- the layout
 
-    lns, const_in = (lns_factor(c, layer, branch, where) for where in ("norm", "input"))
-    # init: of the gain
-    pre = dict(const_in=const_in) | (dict(init=lns or 1.0) if c.lns_learn else dict(const=lns))
-    if c.gain == "branch":  # each of the next matrices has its own gain instead: see `own_gain`
-        pre["n_gain"] = 0
 
-    L = base(c).n_layer
-    init = {"none": 1.0, "layerscale": layerscale_init(L), "skipinit": L**-0.5}[c.branch_scale]
-    mid = dict(init=init if c.branch_scale_init is None else c.branch_scale_init)
-    mid["const"] = multiplier(c, "branch", lns_factor(c, layer, branch, "branch"))
-    mid["drop"] = c.drop_path * (layer - 1) / max(1, c.n_layer - 1) if c.drop_path else None
-    if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
-        mid["n_gain"] = d
-    # if there is a mid norm, this scalar replaces its gain (our choice)
-    elif c.branch_scale == "skipinit" or c.fixup:
-        mid |= dict(n_gain=1, role="scalar") | (dict(n_bias=1) if c.fixup else {})
+class Slots(NamedTuple):
+    """The slots of a branch: x ← post( skip(x) + mid( f( pre(x) ) ) )."""
 
-    post = dict(const=lns_factor(c, layer, branch, "residual"))
-    if layer == c.n_layer and branch == "mlp":
-        # the last post norm is the final norm (our choice), and its gain has that role; no matrix
-        # follows it
-        post |= dict(role="final", fold=False)
+    pre: Slot
+    mid: Slot
+    post: Slot
+    skip: Slot
 
-    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
-    return dict(
-        pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
-        mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
-        post=norm_slot(c, **post) if "post" in norms else Slot(const=post["const"]),
-        skip=Slot(**skip),
+
+def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
+    """The block layout: the slots of `branch` ("attn" or "mlp") in block ℓ = `layer`, from 1."""
+    pre = pre_slot(config, layer, branch)
+    mid = mid_slot(config, layer, branch)
+    post = post_slot(config, layer, branch)
+    skip = skip_slot(config)
+    return Slots(pre, mid, post, skip)
+
+
+def pre_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
+    """The slot on the input of a branch: pre norm, LNS."""
+    if "pre" not in config.slots_with_norm(layer, branch):
+        return Slot(n_bias=int(config.fixup))
+    n_gain = config.norm_gains
+    if config.gain == "branch":  # each of the next matrices has a gain of its own: `own_gain`
+        n_gain = 0
+    const = lns_factor(config, layer, branch, "norm")
+    if config.lns_learn:  # the gains start at this factor: `pre_gain_init`
+        const = None
+    return norm_slot(
+        config,
+        n_gain,
+        branch,
+        role="gain_in",
+        init=pre_gain_init(config, layer, branch),
+        const=const,
+        const_in=lns_factor(config, layer, branch, "input"),
+        fold=True,
     )
 
 
-def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **changes) -> Slot:
-    """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before
-    attention."""
-    c = config
-    # nearest width: our choice
-    listed = min(DYT_ALPHA, key=lambda d: abs(math.log(d / base(c).n_embd)))
-    alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
-    if alpha is None:
-        alpha = DYT_ALPHA[listed][0 if branch == "attn" else 1] if c.causal else DYT_ALPHA_IMAGES
-    bias = {"layernorm": c.bias, "dyt": not c.causal if c.dyt_bias is None else c.dyt_bias}.get(
-        c.norm, False
-    )
-    n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
-    parts = dict(
-        n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in"
-    )
-    parts |= dict(
-        eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha
-    )
-    return Slot(c.norm, **parts | dict(alpha=alpha) | changes)
-
-
-def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float | None:
-    """1/ℓ^lns_power, ℓ = `layer`, if lns=`where` and this branch has the factor; else None."""
-    applies = config.lns == where and config.lns_branches in ("both", branch)
-    return base_layer(config, layer) ** -config.lns_power if applies else None
-
-
-def layerscale_init(n_layer: int) -> float:
-    """LayerScale's initial λ: published by its authors for 12 to 18, 24 and 36 layers; other
-    depths: our choice."""
-    return 0.1 if n_layer <= 18 else 1e-5 if n_layer <= 24 else 1e-6
-
-
-def projection(
-    config: GPTConfig, layer: int, part: str, experts: int = 0, shared: int = 1
-) -> Linear:
-    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape,
-    role, slots, init. `experts`: a stack of so many; `shared`: an FFN so many times as wide."""
-    c, d, hidden = config, config.n_embd, config.ffn_width * shared
-    heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
-    n_in, n_out, role = {
-        "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
-        "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
-    }[part]  # fmt: skip
-    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
-    return matrix(
-        n_in, n_out, role, c.bias, init_scale(c, layer, part), *matrix_slots(c, layer, part, n_out)
+def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
+    """The slot on the output of a branch: mid norm, LayerScale, SkipInit, LNS, stochastic depth."""
+    norm = NO_NORM
+    n_gain = 0
+    n_bias = int(config.fixup)
+    role = "gain_out"
+    if "mid" in config.slots_with_norm(layer, branch):
+        norm = norm_function(config)
+        n_gain = config.norm_gains
+        n_bias = config.norm_biases
+    if config.branch_scale == "layerscale":  # LayerScale's vector is the gain of a mid norm
+        n_gain = config.n_embd
+    elif config.branch_scale == "skipinit" or config.fixup:
+        n_gain = 1  # a scalar replaces the gain of a mid norm, our choice
+        role = "scalar"
+    return make_slot(
+        config.gain_param,
+        norm,
+        n_gain,
+        role,
+        init=branch_scale_init(config),
+        n_bias=n_bias,
+        const=multiplier(config, "branch", lns_factor(config, layer, branch, "branch")),
+        drop=drop_rate(config, layer),
     )
 
 
-def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
-    """The two slots of matrix `part`, before and after it."""
-    c, out = config, {}
+def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
+    """The slot on the residual sum: post norm, LNS."""
+    const = lns_factor(config, layer, branch, "residual")
+    if "post" not in config.slots_with_norm(layer, branch):
+        return Slot(const=const)
+    role = "gain_out"
+    if layer == config.n_layer and branch == "mlp":
+        role = "final"  # the last post norm is the final norm, our choice
+    return norm_slot(config, config.norm_gains, role=role, const=const)
+
+
+def skip_slot(config: GPTConfig) -> Slot:
+    """The slot on the stream beside a branch: DeepNorm's constant, Admin's vector."""
+    const = (2 * config.n_layer) ** 0.25 if config.deepnorm else None
+    n_gain = config.n_embd if config.admin else 0
+    return Slot(n_gain=n_gain, const=const)
+
+
+def norm_slot(config: GPTConfig, n_gain: int, branch: str = "", **settings: Any) -> Slot:
+    """A slot with the configured norm and its bias. `settings` are arguments of `make_slot`."""
+    norm = norm_function(config, branch)
+    n_bias = config.norm_biases
+    return make_slot(config.gain_param, norm, n_gain, n_bias=n_bias, **settings)
+
+
+def norm_function(config: GPTConfig, branch: str = "") -> Norm:
+    """The configured norm. `branch`: the branch whose input it is, if any."""
+    return Norm(
+        config.norm,
+        eps=config.norm_eps,
+        groups=config.norm_groups,
+        squash=config.dyt_squash,
+        alpha=dyt_alpha(config, branch),
+        learn_alpha=config.dyt_learn_alpha,
+    )
+
+
+def dyt_alpha(config: GPTConfig, branch: str) -> float:
+    """DyT's α₀ on the input of `branch`; "": elsewhere."""
+    alpha = config.dyt_alpha_attn if branch == "attn" else config.dyt_alpha_other
+    if alpha is not None:
+        return alpha
+    if not config.causal:
+        return DYT_ALPHA_IMAGES
+    width = base(config).n_embd
+    nearest = min(DYT_ALPHA, key=lambda listed: abs(math.log(listed / width)))
+    before_attention, elsewhere = DYT_ALPHA[nearest]
+    return before_attention if branch == "attn" else elsewhere
+
+
+def lns_factor(config: GPTConfig, layer: int, branch: str, place: str) -> float | None:
+    """LNS's 1/ℓ^lns_power, ℓ = `layer`, or None if lns is not `place` or leaves out this branch."""
+    if config.lns != place or config.lns_branches not in ("both", branch):
+        return None
+    return base_layer(config, layer) ** -config.lns_power
+
+
+def pre_gain_init(config: GPTConfig, layer: int, branch: str) -> float:
+    """Initial value of the gains of a pre norm."""
+    if config.lns_learn:
+        return lns_factor(config, layer, branch, "norm") or 1.0
+    return 1.0
+
+
+def branch_scale_init(config: GPTConfig) -> float:
+    """Initial value of the gains on a branch output.
+
+    LayerScale's is published by its authors for 12 to 18, 24 and 36 layers; for other depths it is
+    our choice.
+    """
+    n_layer = base(config).n_layer
+    if config.branch_scale_init is not None:
+        return config.branch_scale_init
+    if config.branch_scale == "skipinit":
+        return n_layer**-0.5
+    if config.branch_scale == "none":
+        return 1.0
+    if n_layer <= 18:
+        return 0.1
+    if n_layer <= 24:
+        return 1e-5
+    return 1e-6
+
+
+def drop_rate(config: GPTConfig, layer: int) -> float | None:
+    """Rate of stochastic depth in block `layer`: 0 in the first, drop_path in the last."""
+    if config.drop_path == 0:
+        return None
+    return config.drop_path * (layer - 1) / max(1, config.n_layer - 1)
+
+
+# ------------------------------------------------------------------------- the matrices of a block
+
+
+def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple[Slot, Slot]:
+    """The two slots of matrix `part`: before and after it."""
     if part in ("o", "down"):  # the last matrix of a branch
-        return Slot(n_bias=int(c.fixup)), Slot()
-    pre = own_gain(c, layer, "attn" if part in ("q", "k", "v") else "mlp")  # HG
-    if c.gain_out != "none":  # DP
-        role = part if part == "v" or (part == "up" and c.mlp == "swiglu") else "gain_out"
-        out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale", role=role)
-    # DNP: over each head of q and k, a gain for each channel; over all of v, gate, up
-    if c.gain_out == "norm":
-        out |= dict(
-            norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1
-        )
-    if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
-        out["n_bias"] = 1
-    return pre, Slot(**out)
+        return Slot(n_bias=int(config.fixup)), Slot()
+    branch = "attn" if part in ("q", "k", "v") else "mlp"
+    return own_gain(config, layer, branch), out_slot(config, part, n_out)
 
 
 def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
-    """HG: the slot of a matrix that has its own gain in place of the pre norm's; else empty."""
-    c = config
-    if c.gain != "branch" or "pre" not in c.slots_with_norm(layer, branch):
+    """HG: the gain of a single matrix in place of the pre norm's gain; else an empty slot."""
+    if config.gain != "branch" or "pre" not in config.slots_with_norm(layer, branch):
         return Slot()
-    init = lns_factor(c, layer, branch, "norm") if c.lns_learn else None
-    return Slot(n_gain=c.n_embd, role="gain_in", param=c.gain_param, fold=True, init=init or 1.0)
+    init = pre_gain_init(config, layer, branch)
+    return make_slot(config.gain_param, n_gain=config.n_embd, role="gain_in", init=init, fold=True)
 
 
-def init_scale(config: GPTConfig, layer: int, part: str) -> float:
-    """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
-    L, layer, ends_branch = base(config).n_layer, base_layer(config, layer), part in ("o", "down")
-    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, our choice: SwiGLU's gate too
-        return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
-    # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.
-    if config.fixup:
-        # Attention counts as v and o, m = 2; q and k are not scaled; a product of two linear maps
-        # counts as two
-        m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2
-        return 0.0 if ends_branch else 1.0 if part in ("q", "k") else (2 * L) ** (-1 / (2 * m - 2))
-    if not ends_branch:
-        return 1.0
-    return {"gpt2": (2 * L) ** -0.5, "plain": 1.0, "depth": (2 * layer) ** -0.5}[
-        config.residual_init
-    ]
+def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
+    """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias."""
+    is_gated = config.mlp == "swiglu"
+    n_bias = 0
+    if config.fixup and part == ("gate" if is_gated else "up"):  # before the activation
+        n_bias = 1
+    if config.gain_out == "none":
+        return Slot(n_bias=n_bias)
+    role = "gain_out"
+    if part == "v" or (part == "up" and is_gated):
+        role = part  # one of OPEN_GAINS
+    norm = NO_NORM
+    if config.gain_out == "norm":  # over each head of q and k; over all of v, gate, up
+        groups = n_out // config.head_dim if part in ("q", "k") else 1
+        norm = Norm("rmsnorm", config.norm_eps, groups)
+    fold = config.gain_out == "scale"
+    return make_slot(config.gain_param, norm, n_out, role, n_bias=n_bias, fold=fold)
+
+
+def qk_slot(config: GPTConfig, part: str) -> Slot:
+    """The slot on each head of q or k: QK-norm, an RMSNorm over the channels of a head.
+
+    DNT eq. 10; one gain for all heads is our choice.
+    """
+    const = multiplier(config, part)
+    if not config.qk_norm:
+        return Slot(const=const)
+    n_gain = 0 if config.gain == "none" else config.head_dim
+    return make_slot(config.gain_param, Norm("rmsnorm", config.norm_eps), n_gain, const=const)
+
+
+class MatrixSize(NamedTuple):
+    n_in: int
+    n_out: int
+    role: str
+
+
+def matrix_size(config: GPTConfig, part: str, n_shared: int = 1) -> MatrixSize:
+    """Shape and role of matrix `part`; `n_shared`: factor on the width of an FFN."""
+    d = config.n_embd
+    heads = config.n_head * config.head_dim
+    kv_heads = (config.n_kv_head or config.n_head) * config.head_dim
+    hidden = config.ffn_width * n_shared
+    sizes = {
+        "q": MatrixSize(d, heads, "qk"),
+        "k": MatrixSize(d, kv_heads, "qk"),
+        "v": MatrixSize(d, kv_heads, "vo"),
+        "o": MatrixSize(heads, d, "vo"),
+        "gate": MatrixSize(d, hidden, "ffn"),
+        "up": MatrixSize(d, hidden, "ffn"),
+        "down": MatrixSize(hidden, d, "ffn"),
+    }
+    return sizes[part]
+
+
+def projection(
+    config: GPTConfig, layer: int, part: str, n_expert: int = 0, n_shared: int = 1
+) -> Linear:
+    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of block `layer`, from 1.
+
+    `n_expert`: number of experts in a stack of matrices; 0: a single matrix. `n_shared`: number of
+    shared experts, which are one FFN that is as many times as wide.
+    """
+    n_in, n_out, role = matrix_size(config, part, n_shared)
+    pre, out = matrix_slots(config, layer, part, n_out)
+    matrix = SigmaReparam if config.sigma_reparam else Linear
+    return matrix(
+        n_in,
+        n_out,
+        role,
+        config.bias,
+        layer=layer,
+        part=part,
+        pre=pre,
+        out=out,
+        stack=n_expert,
+    )
+
+
+# -------------------------------------------------------------------------------------- the network
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention, causal for text: (B, T, C) → (B, T, C). `in_gain`: the
-    pre slot's."""
+    """Multi-head or grouped-query attention, causal for text: u (B, T, C) → (B, T, C)."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        c, self.head_dim, self.dropout, self.causal = (
-            config,
-            config.head_dim,
-            config.dropout,
-            config.causal,
-        )
-        self.q, self.k, self.v, self.o = (
-            projection(c, layer, part) for part in ("q", "k", "v", "o")
-        )
-        # QK-norm: RMSNorm over the channels of a head (DNT eq. 10); our choice: one gain for all
-        # heads
-        norm = dict(
-            norm="rmsnorm",
-            n_gain=c.head_dim * (c.gain != "none"),
-            param=c.gain_param,
-            eps=c.norm_eps,
-        )
-        self.q_norm, self.k_norm = (
-            Slot(**norm if c.qk_norm else {}, const=multiplier(c, which)) for which in "qk"
-        )
+        self.head_dim = config.head_dim
+        self.dropout = config.dropout
+        self.causal = config.causal
+        self.q = projection(config, layer, "q")
+        self.k = projection(config, layer, "k")
+        self.v = projection(config, layer, "v")
+        self.o = projection(config, layer, "o")
+        self.q_norm = qk_slot(config, "q")
+        self.k_norm = qk_slot(config, "k")
 
-    def project(self, u, in_gain, rope):
-        """[q, k, v], each (B, T, its channels). With the kernel "qkv" compiled code has one
-        product."""
-        matrices = self.q, self.k, self.v
-        # rotated without a norm, q and k are kept for the backward pass, and v's view would keep
-        # all three once more
+    def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
+        """[q, k, v], each (B, T, its channels); compiled with the kernel "qkv", one product."""
+        matrices = [self.q, self.k, self.v]
+        # q and k that are rotated without a norm are kept for the backward pass. v would be a view
+        # that keeps all three once more.
         keeps_more = rope is not None and self.q_norm.norm == "none"
         if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling() and not keeps_more:
-            return fused_linear(matrices, u, in_gain, joins_gradients=False)
-        return [m(u, in_gain) for m in matrices]
+            return fused_linear(matrices, u, in_scale, joins_gradients=False)
+        return [matrix(u, in_scale) for matrix in matrices]
 
-    def forward(self, u, in_gain=None, rope=None, cache=None, mask=None):
+    def forward(
+        self,
+        u: Tensor,
+        in_scale: Tensor | None = None,
+        rope: Rope | None = None,
+        cache: Any = None,
+        mask: Any = None,
+    ) -> Tensor:
+        """`in_scale`: the scale that the pre slot leaves to q, k and v. `cache`: this block's, with
+        a method extend(k, v). `mask`: see `attend`."""
         B, T, _ = u.shape
-        q, k, v = (y.view(B, T, -1, self.head_dim) for y in self.project(u, in_gain, rope))
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.project(u, in_scale, rope)
+        q = q.view(B, T, -1, self.head_dim)  # (B, T, n_head, head_dim)
+        k = k.view(B, T, -1, self.head_dim)  # (B, T, n_kv_head, head_dim)
+        v = v.view(B, T, -1, self.head_dim)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
         if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        # (B, H, T, head_dim); norms and rotation: fp32
-        q, k, v = (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))
+            q = rotate(q, rope)
+            k = rotate(k, rope)
+        # norms and rotation are computed in fp32
+        q = q.to(v.dtype).transpose(1, 2)  # (B, n_head, T, head_dim)
+        k = k.to(v.dtype).transpose(1, 2)
+        v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.causal)
+        dropout = self.dropout if self.training else 0.0
+        y = attend(q, k, v, mask, dropout, self.causal)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
-    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (…, C) → (…, C). `in_gain`: as for
-    Attention. `size`: the `experts` or `shared` of `projection`; a stack of experts needs the
-    `product` that sends each row to its own."""
+    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): u (…, C) → (…, C).
 
-    def __init__(self, config: GPTConfig, layer: int, **size):
+    `n_expert` and `n_shared`: see `projection`.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int, n_expert: int = 0, n_shared: int = 1):
         super().__init__()
-        self.gate = projection(config, layer, "gate", **size) if config.mlp == "swiglu" else None
-        self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
+        self.gate = None
+        if config.mlp == "swiglu":
+            self.gate = projection(config, layer, "gate", n_expert, n_shared)
+        self.up = projection(config, layer, "up", n_expert, n_shared)
+        self.down = projection(config, layer, "down", n_expert, n_shared)
         self.act = ACTIVATIONS.get(config.mlp)
 
-    def fits_kernel(self, u, product) -> bool:
-        """Whether layers/ffn.py computes this: in compiled code, GELU and nothing else between two
-        matrices, many rows, and a dtype and sizes that its kernels take."""
-        up, down = self.up, self.down
+    def fits_kernel(self, u: Tensor, product: Multiply) -> bool:
+        """Whether layers/ffn.py computes this FFN: in compiled code, GELU alone between two
+        matrices, many rows, and a dtype and sizes that its kernels support."""
+        up = self.up
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
+            return False
+        if self.act is not ACTIVATIONS["gelu"] or product is not F.linear:
+            return False
+        if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False
         from layers.ffn import ALIGNED, DTYPES  # not at the top: most runs do without
 
-        is_known = self.act is ACTIVATIONS["gelu"] and product is F.linear
-        nothing_else = up.bias is None and not [*up.out.parameters(), *down.pre.parameters()]
+        is_aligned = all(n % ALIGNED == 0 for n in up.weight.shape)
         many_rows = not has_one_row(u, up.weight)
-        right_sizes = all(n % ALIGNED == 0 for n in up.weight.shape)
-        return (
-            is_known
-            and nothing_else
-            and many_rows
-            and right_sizes
-            and up.runtime.compute_dtype in DTYPES
-        )
+        return is_aligned and many_rows and up.runtime.compute_dtype in DTYPES
 
-    def forward(self, u, in_gain=None, product=F.linear):
+    def forward(
+        self, u: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
+    ) -> Tensor:
+        """`in_scale`: the scale that the pre slot leaves to gate and up. `product`: for a stack of
+        experts, the function that sends each row to its expert."""
         if self.fits_kernel(u, product):
             from layers.ffn import ffn
 
-            return ffn(self.up, self.down, u, in_gain)
+            return ffn(self.up, self.down, u, in_scale)
         if self.gate is None:
-            return self.down(self.act(self.up(u, in_gain, product)), product=product)
-        gate, up = fused_linear((self.gate, self.up), u, in_gain, product)
-        return self.down(F.silu(gate) * up, product=product)
+            hidden = self.act(self.up(u, in_scale, product))
+        else:
+            gate, up = fused_linear([self.gate, self.up], u, in_scale, product)
+            hidden = F.silu(gate) * up
+        return self.down(hidden, product=product)
 
 
 def mixture(config: GPTConfig, layer: int) -> nn.Module:
-    """The FFN of layer ℓ = `layer` with experts."""
+    """An FFN of experts behind a router, for block `layer`."""
     from layers.moe import MoE, Router  # not at the top: most networks have none
 
-    c, pre = config, own_gain(config, layer, "mlp")
-    how = c.router, c.router_norm, c.router_scale, c.balance
-    router = Router(c.n_embd, c.n_expert, c.n_expert_active, *how, pre)
-    shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
-    return MoE(router, MLP(c, layer, experts=c.n_expert), shared)
+    router = Router(
+        config.n_embd,
+        config.n_expert,
+        config.n_expert_active,
+        config.router,
+        config.router_norm,
+        config.router_scale,
+        config.balance,
+        own_gain(config, layer, "mlp"),
+    )
+    shared = None
+    if config.n_expert_shared:
+        shared = MLP(config, layer, n_shared=config.n_expert_shared)
+    return MoE(router, MLP(config, layer, n_expert=config.n_expert), shared)
 
 
 class Residual(nn.Module):
-    """x ← post( skip(x) + mid( f( pre(x) ) ) ). The stream x (B, T, C) is summed in fp32 whatever f
-    computes in."""
+    """x ← post( skip(x) + mid( f( pre(x) ) ) ): x (B, T, C) → (B, T, C).
 
-    runtime = Runtime()
+    The sum is in fp32, whatever the dtype that f computes in.
+    """
 
-    def __init__(self, f: nn.Module, dropout: float, pre: Slot, mid: Slot, post: Slot, skip: Slot):
+    runtime = Runtime()  # `Network.share_runtime` replaces it by the network's
+
+    def __init__(self, f: nn.Module, dropout: float, slots: Slots):
         super().__init__()
-        self.f, self.dropout = f, nn.Dropout(dropout)
-        self.pre, self.mid, self.post, self.skip = pre, mid, post, skip
+        self.f = f
+        self.dropout = nn.Dropout(dropout)
+        self.pre = slots.pre
+        self.mid = slots.mid
+        self.post = slots.post
+        self.skip = slots.skip
 
-    def forward(self, x, *args):
-        # which a folding slot leaves to the first matrices of f
-        u, in_gain = self.pre(x), self.pre.factor_for_weight()
-        x = add(
-            self.skip(x),
-            self.dropout(self.mid(self.f(u, in_gain, *args))),
-            self.runtime.stream_dtype,
-        )
-        return stored(self.post(x), self.runtime.stream_dtype)
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """`args`: further arguments of f."""
+        dtype = self.runtime.stream_dtype
+        u = self.pre(x)
+        in_scale = self.pre.factor_for_weight()  # left to the first matrices of f
+        skip = self.skip(x)
+        y = self.mid(self.f(u, in_scale, *args))
+        x = self.post(add(skip, self.dropout(y), dtype))
+        return stored(x, dtype)
 
 
 class Block(nn.Module):
-    """One attention and one FFN sub-layer: (B, T, C) → (B, T, C)."""
+    """One attention and one FFN sub-layer: x (B, T, C) → (B, T, C)."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.attn = Residual(
-            Attention(config, layer), config.dropout, **layout(config, layer, "attn")
-        )
-        ffn = mixture if config.n_expert else MLP
-        self.mlp = Residual(ffn(config, layer), config.dropout, **layout(config, layer, "mlp"))
+        attn = Attention(config, layer)
+        mlp = mixture(config, layer) if config.n_expert else MLP(config, layer)
+        self.attn = Residual(attn, config.dropout, layout(config, layer, "attn"))
+        self.mlp = Residual(mlp, config.dropout, layout(config, layer, "mlp"))
 
-    def forward(self, x, rope=None, cache=None, mask=None):
+    def forward(
+        self, x: Tensor, rope: Rope | None = None, cache: Any = None, mask: Any = None
+    ) -> Tensor:
         x = self.attn(x, rope, cache, mask)
         x = self.mlp(x)
         return x
 
 
 class Transformer(Network):
-    """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm.
+    """What a language model and a ViT share: all from the embedding sum to the final norm.
 
-    What another network needs: `wpe` and `head`, or None for them; an __init__(config, seed) that
-    ends with `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose
-    loss is self.loss(x, targets, …); stream(*inputs) → x (B, block_size, C); logits(x), of one
-    token too; inputs(*batch), what `stream` takes of a batch; example(rows), two tensors;
-    flops_per_token(); unless it is causal, `patch`, the matrix that reads the input, and `cls`, a
-    class token or None. Analysis calls `stream` with the first input alone."""
+    A network of another kind overrides the methods that raise NotImplementedError. Its constructor
+    takes (config, seed), sets `wpe` (position table) and `head` (output head), both perhaps None,
+    and ends with `add_blocks`, `share_runtime`, `init_weights`. If it is not causal, it also has
+    `patch`, the matrix that reads the input, and `cls`, a class token or None.
+    """
 
     def __init__(self, config: GPTConfig):
-        """ValueError for what layers/rules.py refuses."""
+        """ValueError if layers/rules.py refuses the config."""
         super().__init__()
         config.check()
         self.config = config
 
     def add_blocks(self) -> None:
-        """Make all that stands between embedding and head. Initial weights are drawn in the order
-        of the modules."""
-        c, L, const = self.config, self.config.n_layer, multiplier(self.config, "logits")
-        self.embed_scale = (
-            Slot(n_gain=1, role="scalar", init=base(c).n_embd ** 0.5)
-            if c.scales_embedding
-            else Slot()
-        )
-        self.input_norm = norm_slot(c) if c.input_norm else Slot()
-        self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
-        # Post-LN: then no other, our choice; LNS's code has one
-        ends_in_norm = "post" in c.slots_with_norm(L, "mlp")
-        self.final_norm = (
-            Slot(const=const) if ends_in_norm else norm_slot(c, "final", fold=False, const=const)
-        )
+        """Create the input norm, the blocks and the final norm. Initial weights are drawn in the
+        order in which modules are created."""
+        config = self.config
+        self.embed_scale = Slot()
+        if config.scales_embedding:
+            init = base(config).n_embd ** 0.5
+            self.embed_scale = Slot(n_gain=1, role="scalar", init=init)
+        self.input_norm = Slot()
+        if config.input_norm:
+            self.input_norm = norm_slot(config, config.norm_gains)
+        self.dropout = nn.Dropout(config.dropout)
+        layers = range(1, config.n_layer + 1)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in layers)
+        const = multiplier(config, "logits")
+        if "post" in config.slots_with_norm(config.n_layer, "mlp"):
+            # the last post norm is the final norm, our choice; LNS's code has a second one
+            self.final_norm = Slot(const=const)
+        else:
+            self.final_norm = norm_slot(config, config.norm_gains, role="final", const=const)
 
-    def enter(self, x):
-        """The residual stream before the first block; x (B, T, C): the embedding sum."""
-        return stored(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
+    def enter(self, x: Tensor) -> Tensor:
+        """The embedding sum x (B, T, C) → the residual stream before the first block."""
+        x = self.input_norm(self.embed_scale(x))
+        return stored(self.dropout(x), self.runtime.stream_dtype)
 
-    def through_blocks(self, x, rope=None, cache=None, mask=None):
-        """The residual stream after the last block, before the final norm; x (B, T, C): before the
-        first."""
+    def through_blocks(
+        self, x: Tensor, rope: Rope | None = None, cache: Any = None, mask: Any = None
+    ) -> Tensor:
+        """The residual stream before the first block → after the last block, before the final norm.
+
+        `cache`: a list with a cache for each block, or None.
+        """
+        recompute = self.runtime.checkpointing and cache is None and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
+            if recompute:
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
                 x = block(x, rope, cache[i] if cache else None, mask)
         return x
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(logits or None, loss or None) of inputs, or of a whole batch: inputs, targets, …"""
+        raise NotImplementedError
+
+    def stream(self, *inputs: Tensor) -> Tensor:
+        """The residual stream x (B, block_size, C) before the final norm. Analysis calls it with
+        the first input alone."""
+        raise NotImplementedError
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits, in fp32, of a residual stream x (B, T, C), also of a single token."""
+        raise NotImplementedError
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss () of a residual stream x; `forward` calls it with the targets, and what else
+        it needs."""
+        raise NotImplementedError
+
+    @staticmethod
+    def inputs(*batch: Tensor) -> tuple[Tensor, ...]:
+        """The arguments of `stream` in a batch."""
+        raise NotImplementedError
+
+    def example(self, rows: int) -> tuple[Tensor, Tensor]:
+        """A batch (inputs, targets) of `rows` rows of zeros, on the model's device."""
+        raise NotImplementedError
+
+    def flops_per_token(self) -> int:
+        """Training FLOPs per token, forward and backward."""
+        raise NotImplementedError
 
 
 class GPT(Transformer):
@@ -545,114 +776,147 @@ class GPT(Transformer):
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__(config)
-        d, vocab = config.n_embd, config.padded_vocab_size
-        self.wte = Embedding(vocab, d, "emb")
-        self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
+        vocab_size = config.padded_vocab_size
+        self.wte = Embedding(vocab_size, config.n_embd, "emb")
+        self.wpe = None
+        if config.pos == "learned":
+            self.wpe = Embedding(config.block_size, config.n_embd, "pos")
         self.add_blocks()
-        # Fixup starts the output head at zero; a tied head is the embedding and cannot
-        self.head = (
-            None
-            if config.tie_weights
-            else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
-        )
+        self.head = None
+        if not config.tie_weights:
+            self.head = Linear(config.n_embd, vocab_size, "head")
+        self.share_runtime()
         self.init_weights(seed)
 
-    def forward(self, idx, targets=None, positions=None, cache=None):
-        """idx (B, T) token ids, T ≤ block_size → (logits (B, T, vocab_size), None).
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Any = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Token ids idx (B, T), T ≤ block_size → (logits (B, T, vocab_size), None).
 
         With targets (B, T), −1 = ignored → (None, loss): cross-entropy in nats, mean over the
         targets that count, 0 if none does. The logits end at vocab_size: padding entries cannot be
-        sampled and take no part in the loss. `positions` (B, T): they restart at 0 where a document
-        begins, and attention stays within the documents. None: each row is one document. `cache`, a
-        list with one KVCache per block: idx continues the cached sequence.
+        sampled and take no part in the loss.
+
+        `positions` (B, T) restart at 0 where a document begins, and attention stays within the
+        documents. None: each row is one document. `cache`: a list with one KVCache per block, whose
+        sequence idx continues.
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        x, table = self.stream_and_table(idx, positions, cache, gives_table=self.head is None)
+        gives_table = self.head is None
+        x, table = self.stream_and_table(idx, positions, cache, gives_table)
         return None, self.loss(x, targets, table)
 
-    def stream(self, idx, positions=None, cache=None):
-        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T,
-        C)."""
+    def stream(self, idx: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
+        """Token ids idx (B, T) → the residual stream (B, T, C) before the final norm."""
         return self.stream_and_table(idx, positions, cache)[0]
 
-    def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
-        """(`stream`, the table that `embed` gives)."""
-        T, start, c = idx.shape[1], cache[0].length if cache else 0, self.config
-        if start + T > c.block_size:
+    def stream_and_table(
+        self, idx: Tensor, positions: Tensor | None, cache: Any, gives_table: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(`stream`, the table that `embed` returns)."""
+        config = self.config
+        T = idx.shape[1]
+        start = cache[0].length if cache else 0
+        if start + T > config.block_size:
             raise ValueError(
-                f"a sequence of {start + T} tokens does not fit block_size={c.block_size}"
+                f"a sequence of {start + T} tokens does not fit block_size={config.block_size}"
             )
         places = start + torch.arange(T, device=idx.device)
-        mask, positions = (
-            self.mask(places, positions, cache),
-            places if positions is None else positions,
-        )
+        mask = self.mask(places, positions, cache)
+        if positions is None:
+            positions = places
         x, table = self.embed(idx, positions, gives_table)
-        rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
+        rope = None
+        if config.pos == "rope":
+            rope = rotary(positions, config.head_dim, config.rope_theta)
         return self.through_blocks(x, rope, cache, mask), table
 
-    def embed(self, idx, positions, gives_table=False):
-        """(the stream before the first block, the table of a `Lookup` for the head, or None): idx
-        (B, T), positions (T,) or (B, T). Without a table hooks of `wte` are called."""
-        x, table = Lookup.apply(self.wte.weight, idx) if gives_table else (self.wte(idx), None)
-        return self.enter(x if self.wpe is None else x + self.wpe(positions)), table
+    def embed(
+        self, idx: Tensor, positions: Tensor, gives_table: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(the stream before the first block, the table of a `Lookup` for the head, or None).
 
-    def mask(self, places, positions, cache):
-        """The mask for `attend`, or None where it needs none: places (T,) in the row or cache,
-        positions (B, T)."""
-        if cache is None and positions is not None and self.runtime.flex_attention:
+        idx (B, T), positions (T,) or (B, T). Without a table, hooks of `wte` are called.
+        """
+        table = None
+        if gives_table:
+            x, table = Lookup.apply(self.wte.weight, idx)
+        else:
+            x = self.wte(idx)
+        if self.wpe is not None:
+            x = x + self.wpe(positions)
+        return self.enter(x), table
+
+    def mask(self, places: Tensor, positions: Tensor | None, cache: Any) -> Any:
+        """The mask for `attend`, or None if it needs none.
+
+        `places` (T,): where the tokens stand in the row, or in the cache. `positions`: as in
+        `forward`.
+        """
+        if positions is not None and cache is None and self.runtime.flex_attention:
             return document_blocks(positions)
         T = len(places)
         n_keys = cache[0].length + T if cache else T
-        if positions is None and (n_keys == T or T == 1):  # one new token sees all keys
+        sees_all_keys = n_keys == T or T == 1  # with a cache: a single new token
+        if positions is None and sees_all_keys:
             return None
-        return additive(
-            visible_keys(places, positions, n_keys),
-            self.runtime.compute_dtype or self.wte.weight.dtype,
-        )
+        dtype = self.runtime.compute_dtype or self.wte.weight.dtype
+        return additive(visible_keys(places, positions, n_keys), dtype)
 
-    def logits(self, x):
-        """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""
-        logits = linear(
-            self.final_norm(x), (self.head or self.wte).weight, dtype=self.runtime.compute_dtype
-        )
+    def head_weight(self) -> Tensor:
+        """The weight (V, C) of the output head, which may be the token embedding."""
+        return self.wte.weight if self.head is None else self.head.weight
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The residual stream x (B, T, C) before the final norm → (B, T, vocab_size), fp32."""
+        x = self.final_norm(x)
+        logits = linear(x, self.head_weight(), dtype=self.runtime.compute_dtype)
         return upcast(logits[..., : self.config.vocab_size])
 
-    def loss(self, x, targets, weight=None):
+    def loss(self, x: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are
-        never kept whole. `weight` (V, C): the head's, or the table of a `Lookup`."""
-        weight = (self.head or self.wte).weight if weight is None else weight
-        dtype, vocab_size = self.runtime.compute_dtype or weight.dtype, self.config.vocab_size
-        chunks, kernels = self.runtime.loss_chunks, self.runtime.kernels
+        never kept whole. `weight` (V, C): the table of a `Lookup`; None: `head_weight`."""
+        if weight is None:
+            weight = self.head_weight()
+        runtime = self.runtime
         return linear_cross_entropy(
-            self.final_norm(x), weight, targets, dtype, vocab_size, chunks, kernels
+            self.final_norm(x),
+            weight,
+            targets,
+            runtime.compute_dtype or weight.dtype,
+            self.config.vocab_size,
+            runtime.loss_chunks,
+            runtime.kernels,
         )
 
     @staticmethod
-    def inputs(idx, targets, *positions) -> tuple:
-        """What `stream` takes of a batch."""
+    def inputs(idx: Tensor, targets: Tensor, *positions: Tensor) -> tuple[Tensor, ...]:
         return idx, *positions
 
-    def example(self, rows: int) -> tuple:
-        """A batch of zeros on the model's device: token ids and targets (rows, T)."""
-        idx = torch.zeros(
-            rows, self.config.block_size, dtype=torch.long, device=self.wte.weight.device
-        )
+    def example(self, rows: int) -> tuple[Tensor, Tensor]:
+        """A batch of zeros: token ids and targets (rows, block_size)."""
+        device = self.wte.weight.device
+        idx = torch.zeros(rows, self.config.block_size, dtype=torch.long, device=device)
         return idx, idx
 
     def flops_per_token(self) -> int:
-        """Training FLOPs per token: 6 per matrix parameter that it meets (head included, embedding
-        look-up not), plus 12·L·T times the channels of all heads for attention (PaLM, app. B: no
-        credit for causality)."""
-        c = self.config
-        return (
-            6 * (self.active_matrices() + c.padded_vocab_size * c.n_embd) + self.attention_flops()
-        )
+        """Training FLOPs per token: 6 for each entry of a matrix that it meets (with the head,
+        without the embedding look-up), and 12·L·T times the channels of all heads for attention
+        (PaLM, app. B: no credit for causality)."""
+        head = self.config.padded_vocab_size * self.config.n_embd
+        return 6 * (self.active_matrices() + head) + self.attention_flops()
 
 
-# python model.py CONFIG describes the network; the code for that is in nanodnt/plan/
+# `python model.py CONFIG` is an alias of `python -m nanodnt.plan CONFIG`, which prints the network.
+# The process becomes that command, with the same import path: it may be called in another folder.
 if __name__ == "__main__":
-    import runpy
+    import os
+    import sys
 
-    runpy.run_module("nanodnt.plan", run_name="__main__")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "nanodnt.plan", *sys.argv[1:]])

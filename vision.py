@@ -1,9 +1,9 @@
 """A ViT on the blocks of model.py: patches take the place of tokens, and each sees each other.
 
-    images (B, channels, S, S) → patches (B, N, channels · P²) → W patch + b, behind a class token
-    (pool=cls)
-        → + positions → the blocks of model.py, with the same flags → final norm → class token, or
-        mean over the patches → head: logits (B, n_class)
+    images (B, channels, S, S)
+        → patches (B, N, channels · P²) → W patch + b, after a class token (pool=cls)
+        → + positions → the blocks of model.py, with the same flags → final norm
+        → class token, or mean over the patches → head: logits (B, n_class)
 
 It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of
 config/vdnt/: a ViT, built on timm's (App. C), with four types of norm (sec. 3.3). Class token or
@@ -13,6 +13,7 @@ mean: not published. That the final norm acts on every token, before the mean, i
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from layers.linear import Embedding, Linear
 from layers.ops import upcast
@@ -25,78 +26,103 @@ class ViT(Transformer):
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__(config)
-        c, d = config, config.n_embd
-        self.patch = Linear(c.channels * c.patch_size**2, d, "patch", c.bias)
-        self.cls = Embedding(1, d, "pos") if c.pool == "cls" else None
-        self.wpe = Embedding(c.block_size, d, "pos")
+        patch_numel = config.channels * config.patch_size**2
+        self.patch = Linear(patch_numel, config.n_embd, "patch", config.bias)
+        self.cls = None
+        if config.pool == "cls":
+            self.cls = Embedding(1, config.n_embd, "pos")
+        self.wpe = Embedding(config.block_size, config.n_embd, "pos")
         self.add_blocks()
-        self.head = Linear(d, c.n_class, "head", c.bias, init_scale=0.0 if c.fixup else 1.0)
+        self.head = Linear(config.n_embd, config.n_class, "head", config.bias)
+        self.share_runtime()
         self.init_weights(seed)
 
-    def forward(self, images, targets=None, others=None, share=None):
-        """images (B, channels, S, S), normalised → logits (B, n_class), fp32.
+    def forward(
+        self,
+        images: Tensor,
+        targets: Tensor | None = None,
+        others: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Normalised images (B, channels, S, S) → logits (B, n_class), fp32.
 
-        targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that count, 0
-        if none does. With mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the
-        rest."""
+        With targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that
+        count, 0 if none does. With mixup or cutmix, `targets` have the weight `share` (B,), and
+        `others` (B,) the weight 1 − share.
+        """
         x = self.stream(images)
         if targets is None:
             return self.logits(x), None
-        return None if self.training else self.logits(x), self.loss(x, targets, others, share)
+        logits = None
+        if not self.training:
+            logits = self.logits(x)
+        return logits, self.loss(x, targets, others, share)
 
-    def stream(self, images):
-        """The residual stream after the last block, before the final norm: (B, channels, S, S) →
-        (B, T, C)."""
+    def stream(self, images: Tensor) -> Tensor:
+        """Images (B, channels, S, S) → the residual stream (B, T, C) before the final norm."""
         return self.through_blocks(self.embed(images))
 
-    def embed(self, images):
-        """The stream before the first block."""
+    def embed(self, images: Tensor) -> Tensor:
+        """The residual stream (B, T, C) before the first block."""
         x = upcast(self.patch(patches(images, self.config.patch_size)))
         if self.cls is not None:
             x = torch.cat((self.cls.weight.expand(len(x), 1, -1), x), 1)
         return self.enter(x + self.wpe.weight)
 
-    def logits(self, x):
-        """x (B, T, C), the stream after the last block → (B, n_class), fp32."""
+    def logits(self, x: Tensor) -> Tensor:
+        """The residual stream x (B, T, C) before the final norm → (B, n_class), fp32."""
         x = self.final_norm(x)
-        return upcast(self.head(x.mean(1) if self.cls is None else x[:, 0]))
+        pooled = x.mean(1) if self.cls is None else x[:, 0]
+        return upcast(self.head(pooled))
 
-    def loss(self, x, targets, others=None, share=None):
+    def loss(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        others: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> Tensor:
         """Mean cross-entropy in nats for `logits(x)`; targets, others and share as in `forward`."""
         logits = self.logits(x)
-        smoothing = self.runtime.label_smoothing if self.training else 0.0
-        how = dict(ignore_index=-1, reduction="none", label_smoothing=smoothing)
-        losses = F.cross_entropy(logits, targets, **how)
+        losses = self.cross_entropy(logits, targets)
         if others is not None:
-            losses = share * losses + (1 - share) * F.cross_entropy(logits, others, **how)
-        return losses.sum() / (targets != -1).sum().clamp(min=1)
+            losses = share * losses + (1 - share) * self.cross_entropy(logits, others)
+        n_targets = (targets != -1).sum().clamp(min=1)
+        return losses.sum() / n_targets
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy of each image (B,), 0 where its target is −1."""
+        smoothing = self.runtime.label_smoothing if self.training else 0.0
+        return F.cross_entropy(
+            logits, targets, ignore_index=-1, reduction="none", label_smoothing=smoothing
+        )
 
     @staticmethod
-    def inputs(images, targets, *mixed) -> tuple:
-        """What `stream` takes of a batch."""
+    def inputs(images: Tensor, targets: Tensor, *mixed: Tensor) -> tuple[Tensor, ...]:
         return (images,)
 
-    def example(self, rows: int) -> tuple:
-        """A batch of zeros on the model's device: images (rows, channels, S, S) and targets
-        (rows,)."""
-        c, device = self.config, self.wpe.weight.device
-        images = torch.zeros(rows, c.channels, c.image_size, c.image_size, device=device)
-        return images, torch.zeros(rows, dtype=torch.long, device=device)
+    def example(self, rows: int) -> tuple[Tensor, Tensor]:
+        """A batch of zeros: images (rows, channels, S, S) and targets (rows,)."""
+        size = self.config.image_size
+        device = self.wpe.weight.device
+        images = torch.zeros(rows, self.config.channels, size, size, device=device)
+        targets = torch.zeros(rows, dtype=torch.long, device=device)
+        return images, targets
 
     def flops_per_token(self) -> int:
-        """Training FLOPs of an image, as `GPT.flops_per_token` counts them, divided by its
-        tokens."""
-        c = self.config
-        ends = (
-            self.patch.weight.numel() * (c.image_size // c.patch_size) ** 2
-            + self.head.weight.numel()
-        )
-        return 6 * (self.active_matrices() + ends // c.block_size) + self.attention_flops()
+        """Training FLOPs of an image, as `GPT.flops_per_token` counts them, divided by its number
+        of tokens."""
+        config = self.config
+        n_patches = (config.image_size // config.patch_size) ** 2
+        ends = self.patch.weight.numel() * n_patches + self.head.weight.numel()
+        matrices = self.active_matrices() + ends // config.block_size
+        return 6 * matrices + self.attention_flops()
 
 
-def patches(images, size: int):
-    """(B, channels, S, S) → (B, N, channels · size²): square patches, row by row; in each the order
-    of a convolution's weight (channel, y, x)."""
+def patches(images: Tensor, size: int) -> Tensor:
+    """Images (B, channels, S, S) → square patches (B, N, channels · size²), row by row; each is
+    flattened in the order of a convolution's weight (channel, y, x)."""
     B, channels, S, _ = images.shape
-    x = images.reshape(B, channels, S // size, size, S // size, size).permute(0, 2, 4, 1, 3, 5)
-    return x.reshape(B, (S // size) ** 2, channels * size * size)
+    n = S // size
+    x = images.reshape(B, channels, n, size, n, size).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(B, n**2, channels * size * size)

@@ -18,14 +18,14 @@ DTYPES = torch.bfloat16, torch.float16
 ALIGNED = 8
 
 
-def ffn(up: Linear, down: Linear, u: Tensor, in_gain: Tensor | None) -> Tensor:
-    """down(gelu(up(u, in_gain))) for matrices whose only vectors are gains before `up`: u (…, C) →
+def ffn(up: Linear, down: Linear, u: Tensor, in_scale: Tensor | None) -> Tensor:
+    """down(gelu(up(u, in_scale))) for matrices whose only vectors are gains before `up`: u (…, C) →
     (…, C)."""
     dtype = up.runtime.compute_dtype
     weight = up.effective_weight()
-    gains = up.factors(in_gain)
-    if any(gain is not None for gain in gains):
-        weight, _ = recomputed(scale_weight, weight, dtype, weight, None, dtype, *gains)
+    scales = up.scales(in_scale)
+    if any(scale is not None for scale in scales):
+        weight, _ = recomputed(scale_weight, weight, dtype, weight, None, scales, dtype)
     x = u.to(dtype).flatten(0, -2).contiguous()
     return FFN.apply(x, weight, down.effective_weight()).view(u.shape)
 

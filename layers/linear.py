@@ -1,41 +1,62 @@
-"""Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
+"""Matrices: linear maps that take the scales beside them into their weight, and embeddings."""
 
-import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from layers.cores import own_cores
+from layers.draws import Draws
 from layers.ops import namespace_of
 from layers.runtime import Runtime
 from layers.sharding import assign, full_tensor
 from layers.slot import Slot
 
-SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
-# entries of a block of initial weights: our choice; another means other weights for every seed
-DRAWN = 2**18
+SIGMA_INIT_ITERATIONS = 30  # power iterations for σReparam's initial σ
 
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-
-def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
-    """(out_gain · W · in_gain, out_gain · b) in `dtype`: gains and cast in one pass over the
-    weight. W may be a stack (E, n_out, n_in), with biases (E, n_out) and the same gains for all."""
-    if in_gain is not None:
-        weight = weight * in_gain
-    if out_gain is not None:
-        weight, bias = weight * out_gain[:, None], None if bias is None else bias * out_gain
-    return weight.to(dtype), None if bias is None else bias.to(dtype)
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # as F.linear(x, weight, bias)
 
 
-def recomputed(compute, weight, dtype, *args):
-    """compute(*args): what a product in `dtype` takes in place of `weight`. Compiled code computes
-    it again in the backward pass if the weight comes in `dtype`, as FSDP gathers it: to keep it
-    would undo that FSDP frees weights."""
+class Scales(NamedTuple):
+    """Factors of a linear map out_scale · (W (in_scale · x) + b): vectors, tensors () or None."""
+
+    in_scale: Tensor | None = None  # (n_in,) or ()
+    out_scale: Tensor | None = None  # (n_out,)
+
+
+NO_SCALES = Scales()
+
+
+def scale_weight(
+    weight: Tensor, bias: Tensor | None, scales: Scales, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """(out_scale · W · in_scale, out_scale · b) in `dtype`, in one pass over the weight.
+
+    W may be a stack (n, n_out, n_in) with biases (n, n_out): all its matrices get the same scales.
+    """
+    if scales.in_scale is not None:
+        weight = weight * scales.in_scale
+    if scales.out_scale is not None:
+        weight = weight * scales.out_scale[:, None]
+    if bias is None:
+        return weight.to(dtype), None
+    if scales.out_scale is not None:
+        bias = bias * scales.out_scale
+    return weight.to(dtype), bias.to(dtype)
+
+
+def recomputed(compute: Callable, weight: Tensor, dtype: torch.dtype, *args: Any) -> Any:
+    """compute(*args), a scaled weight for a product in `dtype`, made from `weight`.
+
+    Compiled code computes it again in the backward pass if the weight has this half-precision
+    dtype, as FSDP gathers it. To keep it would undo that FSDP frees weights.
+    """
     if (
         weight.dtype == dtype != torch.float32
         and torch.compiler.is_compiling()
@@ -46,45 +67,55 @@ def recomputed(compute, weight, dtype, *args):
 
 
 class Product(torch.autograd.Function):
-    """x Wᵀ + b, split into the outputs of several matrices: W (n_out, n_in) has all their rows, and
-    `sizes` says how many are of each. x (…, n_in), b (n_out,) or None → one (…, n) for each n of
-    `sizes`, in the dtype of x.
+    """x Wᵀ + b for the stacked rows of several matrices, split into the output of each matrix.
 
-    The gradients of these outputs are not copied into one: their products with W sum that of x. The
-    gradient of W has the dtype of W. If that is fp32, it leaves the matrix units in fp32, in which
-    they sum: rounding it, and a pass to cast it back, are saved. CUDA alone has such a product."""
+    x (…, n_in), W (n_out, n_in), b (n_out,) or None; `sizes`: number of rows of each matrix.
+    Returns one (…, n) for each n of `sizes`, in the dtype of x.
+
+    The gradients of these outputs are not copied into one tensor: their products with W are added
+    up. The gradient of W has the dtype of W. If that is fp32, the product returns its fp32 sums,
+    which saves a rounding and a pass to cast it back. Only CUDA has such a product.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, sizes):
-        ctx.sizes, ctx.has_bias = sizes, bias is not None
-        ctx.how = {} if weight.dtype == x.dtype else dict(out_dtype=weight.dtype)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]
+    ) -> tuple[Tensor, ...]:
+        ctx.sizes = sizes
+        ctx.has_bias = bias is not None
+        ctx.weight_dtype = weight.dtype
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, bias).split(sizes, dim=-1)
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         rows = x.flatten(0, -2)
         grads = [dy.flatten(0, -2) for dy in grads]
         dx = sum_of_products(grads, weight.split(ctx.sizes))
-        d_weight = torch.cat([torch.mm(dy.T, rows, **ctx.how) for dy in grads])
-        d_bias = torch.cat([dy.sum(0) for dy in grads]) if ctx.has_bias else None
+        options = {}
+        if ctx.weight_dtype != x.dtype:
+            options["out_dtype"] = ctx.weight_dtype
+        d_weight = torch.cat([torch.mm(dy.T, rows, **options) for dy in grads])
+        d_bias = None
+        if ctx.has_bias:
+            d_bias = torch.cat([dy.sum(0) for dy in grads])
         return dx.view_as(x), d_weight, d_bias, None
 
 
-def sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
+def sum_of_products(lefts: list[Tensor], rights: list[Tensor]) -> Tensor:
     """Σ A B (n, m) over pairs of A (n, k) and B (k, m); each pair has its own k."""
     if len(lefts) == 1:
         return lefts[0] @ rights[0]
     return OPERATORS.sum_of_products(lefts, rights)
 
 
-# a copy of this file, from an exported folder, uses what is there
+# A copy of this file in an exported folder has the same namespace: the first one registers.
 if not hasattr(OPERATORS, "sum_of_products"):
-    # compiled code has no `addmm_`, and its `addmm` copies what it adds to (pytorch issue 153590)
+    # Compiled code has no `addmm_`, and its `addmm` copies what it adds to (pytorch issue 153590).
     @torch.library.custom_op(f"{NAMESPACE}::sum_of_products", mutates_args=())
-    def _sum_of_products(lefts: list[torch.Tensor], rights: list[torch.Tensor]) -> torch.Tensor:
+    def _sum_of_products(lefts: list[Tensor], rights: list[Tensor]) -> Tensor:
         total = lefts[0] @ rights[0]
         for left, right in zip(lefts[1:], rights[1:], strict=True):
             total.addmm_(left, right)
@@ -93,14 +124,17 @@ if not hasattr(OPERATORS, "sum_of_products"):
     _sum_of_products.register_fake(lambda lefts, rights: lefts[0] @ rights[0])
 
 
-def has_one_row(x, weight) -> bool:
-    """Whether x (…, rows, n_in) has one row, or for a stack of matrices at most one for each."""
-    return x.shape[-2] <= (1 if weight.ndim == 2 else len(weight))
+def has_one_row(x: Tensor, weight: Tensor) -> bool:
+    """Whether x (…, rows, n_in) has one row, or at most one for each matrix of a stack."""
+    n_matrices = 1 if weight.ndim == 2 else len(weight)
+    return x.shape[-2] <= n_matrices
 
 
-def gives_fp32_gradient(weight, dtype: torch.dtype, *others) -> bool:
-    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient: in code compiled for
-    CUDA, if all `others`, a bias and gains to fold, are None."""
+def gives_fp32_gradient(weight: Tensor, dtype: torch.dtype, *others: Tensor | None) -> bool:
+    """Whether `Product` in `dtype` gives this fp32 weight an fp32 gradient.
+
+    True in code compiled for CUDA if all `others`, the bias and the scales, are None.
+    """
     is_plain = all(other is None for other in others)
     return (
         is_plain
@@ -110,197 +144,227 @@ def gives_fp32_gradient(weight, dtype: torch.dtype, *others) -> bool:
     )
 
 
-def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, product=F.linear):
-    """out_gain · (W (in_gain · x) + b) in `dtype` (None: the weight's own). Gains: vectors (n_in,)
-    and (n_out,), tensors (), or None. `product(x, weight, bias)` multiplies: F.linear, but for
-    stacks."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    scales: Scales = NO_SCALES,
+    product: Multiply = F.linear,
+) -> Tensor:
+    """out_scale · (W (in_scale · x) + b) in `dtype` (None: the dtype of the weight).
+
+    `product` multiplies: F.linear, or for a stack of matrices a function that knows the rows of
+    each matrix.
+    """
     dtype = dtype or weight.dtype
-    if has_one_row(x, weight):
-        # x and y are smaller than the weight, so they take the gains
-        x = x if in_gain is None else x * in_gain
-        y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
-        return y if out_gain is None else (y * out_gain).to(dtype)
-    if product is F.linear and gives_fp32_gradient(weight, dtype, bias, in_gain, out_gain):
-        return Product.apply(x.to(dtype), weight, None, [len(weight)])[0]
-    args = weight, bias, dtype, in_gain, out_gain
-    is_scaled = in_gain is not None or out_gain is not None
-    return product(
-        x.to(dtype),
-        *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)),
-    )
+    if has_one_row(x, weight):  # x and y are smaller than the weight
+        return scale_activations(x, weight, bias, dtype, scales, product)
+    x = x.to(dtype)
+    if product is F.linear and gives_fp32_gradient(weight, dtype, bias, *scales):
+        return Product.apply(x, weight, None, [len(weight)])[0]
+    if all(scale is None for scale in scales):
+        return product(x, *scale_weight(weight, bias, scales, dtype))
+    return product(x, *recomputed(scale_weight, weight, dtype, weight, bias, scales, dtype))
 
 
-class Draws:
-    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each,
-    which threads can draw. On the CPU, and whole, so that every device and every sharding gets the
-    same."""
-
-    def __init__(self, seed: int):
-        self.next = zlib.crc32(str(seed).encode())  # the seed of the next block
-
-    @torch.no_grad()
-    def fill(self, weight, std: float, cut: float | None = None) -> None:
-        """Draw the next weight, or stack, from N(0, std²), cut off at ± `cut` · std; on the meta
-        device nothing."""
-        n, first = weight.shape[-2:].numel(), self.next  # n: the entries of a matrix
-        self.next += weight.numel() // n * -(-n // DRAWN)
-        if weight.is_meta:
-            return
-        drawn = torch.empty(weight.shape, device="cpu")
-        blocks = [block for matrix in drawn.view(-1, n) for block in matrix.split(DRAWN)]
-
-        def draw(block, seed: int) -> None:
-            generator = torch.Generator().manual_seed(seed % 2**32)
-            if cut is None:
-                block.normal_(generator=generator)
-            else:
-                nn.init.trunc_normal_(block, 0, 1, -cut, cut, generator)
-
-        with ThreadPoolExecutor(own_cores()) as threads:
-            list(threads.map(draw, blocks, range(first, self.next)))  # a list, to see errors
-        assign(weight, drawn.mul_(std))
+def scale_activations(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    scales: Scales,
+    product: Multiply,
+) -> Tensor:
+    """`linear` with the scales on x and on the output; the weight is only cast."""
+    if scales.in_scale is not None:
+        x = x * scales.in_scale
+    y = product(x.to(dtype), *scale_weight(weight, bias, NO_SCALES, dtype))
+    if scales.out_scale is None:
+        return y
+    return (y * scales.out_scale).to(dtype)
 
 
 class Linear(nn.Linear):
-    """out( W (in_gain · pre(x)) + b ), computed in the runtime's compute_dtype; the weight itself
-    stays fp32.
+    """out( W (in_scale · pre(x)) + b ), computed in the runtime's compute_dtype.
 
-    Gains enter the weight, W (in_gain · x) = (W diag in_gain) x, in one pass with its cast.
-    torch.compile fuses it: it costs less than autocast and loses no accuracy. With `stack` it is
-    that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
-    that knows which row of x goes to which.
+    The weight stays fp32. Scales enter it, W (in_scale · x) = (W diag in_scale) x, in one pass with
+    its cast. torch.compile fuses that: it costs less than autocast and loses no accuracy.
+
+    role         role of the weight: one of MATRICES in layers/roles.py
+    layer, part  number of the block, from 1, and the matrix's name in it, "q" … "down": they decide
+                 the initial standard deviation; 0 and "" outside the blocks
+    pre, out     slots before and after W
+    stack        number of matrices (stack, n_out, n_in) with the same slots; 0: a single matrix.
+                 `forward` of a stack needs a `product` that knows which rows go to which matrix
     """
 
-    runtime = Runtime()  # replaced by the network's
+    runtime = Runtime()  # `Network.share_runtime` replaces it by the network's
 
-    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, stack=0):
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        role: str,
+        bias: bool = False,
+        *,
+        layer: int = 0,
+        part: str = "",
+        pre: Slot | None = None,
+        out: Slot | None = None,
+        stack: int = 0,
+    ):
         super().__init__(n_in, n_out, bias)
+        self.layer = layer
+        self.part = part
         self.stack = stack
         if stack:
             self.weight = nn.Parameter(self.weight.new_empty(stack, n_out, n_in))
-            self.bias = nn.Parameter(self.weight.new_empty(stack, n_out)) if bias else None
-        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias"}
-        self.pre, self.out = pre or Slot(), out or Slot()
+        if stack and bias:
+            self.bias = nn.Parameter(self.weight.new_empty(stack, n_out))
+        self.param_roles = {"weight": role, "bias": "bias"}
+        self.pre = pre or Slot()
+        self.out = out or Slot()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         pass  # Network.init_weights sets every parameter
 
-    def effective_weight(self):
-        """The matrix W before any gain is folded in."""
+    def effective_weight(self) -> Tensor:
+        """The matrix W, without the scales of the slots."""
         return self.weight
 
-    def factors(self, in_gain=None) -> tuple:
-        """(in_gain, out_gain) for `linear`: what the slots around this map, and a norm before it,
-        leave to it."""
+    def scales(self, in_scale: Tensor | None = None) -> Scales:
+        """The scales of this map: `in_scale`, from the slot before the branch, and those that its
+        own slots fold."""
         own = self.pre.factor_for_weight()
-        if own is not None and in_gain is not None:
-            own = own * in_gain
-        return in_gain if own is None else own, self.out.factor_for_weight()
+        if in_scale is None:
+            in_scale = own
+        elif own is not None:
+            in_scale = own * in_scale
+        return Scales(in_scale, self.out.factor_for_weight())
 
-    def forward(self, x, in_gain=None, product=F.linear):
-        factors, dtype = self.factors(in_gain), self.runtime.compute_dtype
-        y = linear(self.pre(x), self.effective_weight(), self.bias, dtype, *factors, product)
+    def forward(
+        self, x: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
+    ) -> Tensor:
+        scales = self.scales(in_scale)
+        weight = self.effective_weight()
+        dtype = self.runtime.compute_dtype
+        y = linear(self.pre(x), weight, self.bias, dtype, scales, product)
         return self.out(y).to(y.dtype)
 
-    def init(self, std: float, draws: Draws, cut: float | None = None):
-        draws.fill(self.weight, std * self.init_scale, cut)
+    def init(self, std: float, draws: Draws, cut: float | None = None) -> None:
+        """Draw the weight from N(0, std²), truncated at ± cut · std; set the bias to 0."""
+        draws.fill(self.weight, std, cut)
         if self.bias is not None:
             self.bias.zero_()
 
 
-def joined(each: list, dtype) -> tuple:
-    """(weight, bias) of one map to the outputs of several: of each its weight, bias and gains, in
-    `dtype`."""
-    scaled = [scale_weight(weight, bias, dtype, *gains) for weight, bias, *gains in each]
-    weights, biases = zip(*scaled, strict=True)
-    return torch.cat(weights, -2), None if biases[0] is None else torch.cat(biases, -1)
+def fused_linear(
+    matrices: list[Linear],
+    x: Tensor,
+    in_scale: Tensor | None = None,
+    product: Multiply = F.linear,
+    joins_gradients: bool = True,
+) -> list[Tensor]:
+    """[m(x, in_scale, product) for m in matrices] as one product: x (…, n_in) is read once.
 
+    The `pre` slots of the matrices have no norm and no bias: they fold a gain, or do nothing.
 
-def fused_linear(matrices, x, in_gain=None, product=F.linear, joins_gradients=True) -> list:
-    """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its
-    gradient is one sum.
-
-    For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing.
-    `joins_gradients`: those of the outputs are written into one tensor, and that of x is one
-    product. False: see `Product`; for outputs whose gradients are made by other operators, and
-    would be copied."""
+    `joins_gradients`: the gradients of the outputs are written into one tensor, and the gradient of
+    x is one product. False: see `Product`, for outputs whose gradients are made by other operators
+    and would be copied.
+    """
     first = matrices[0]
-    # `linear` multiplies the gains into x, and each matrix may have its own
     if has_one_row(x, first.weight):
-        return [m(x, in_gain, product) for m in matrices]
-    kept = dtype = first.runtime.compute_dtype or first.weight.dtype
+        # `linear` multiplies the scales into x, and each matrix may have its own
+        return [m(x, in_scale, product) for m in matrices]
+    dtype = first.runtime.compute_dtype or first.weight.dtype
     sizes = [m.weight.shape[-2] for m in matrices]
-    each = [(m.effective_weight(), m.bias, *m.factors(in_gain)) for m in matrices]
-    if not joins_gradients and all(
-        gives_fp32_gradient(weight, dtype, *others) for weight, *others in each
-    ):
-        kept = first.weight.dtype
-    weight, bias = recomputed(joined, first.weight, dtype, each, kept)
+    weights = [m.effective_weight() for m in matrices]
+    biases = [m.bias for m in matrices]
+    scales = [m.scales(in_scale) for m in matrices]
     if joins_gradients:
+        weight, bias = recomputed(join, first.weight, dtype, weights, biases, scales, dtype)
         parts = product(x.to(dtype), weight, bias).split(sizes, dim=-1)
     else:
+        each = zip(weights, biases, scales, strict=True)
+        keeps_fp32 = all(gives_fp32_gradient(w, dtype, b, *s) for w, b, s in each)
+        kept_dtype = first.weight.dtype if keeps_fp32 else dtype
+        weight, bias = recomputed(join, first.weight, dtype, weights, biases, scales, kept_dtype)
         parts = Product.apply(x.to(dtype), weight, bias, sizes)
     return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 
 
-class SigmaReparam(Linear):
-    """A matrix γ W/σ(W), with σ = uᵀWv. `power_iteration` turns u and v towards the first singular
-    vectors."""
+def join(
+    weights: list[Tensor], biases: list[Tensor | None], scales: list[Scales], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """(weight, bias) of one map to the outputs of several: each is scaled, in `dtype`."""
+    scaled = [scale_weight(*each, dtype) for each in zip(weights, biases, scales, strict=True)]
+    weights, biases = zip(*scaled, strict=True)
+    if biases[0] is None:
+        return torch.cat(weights, -2), None
+    return torch.cat(weights, -2), torch.cat(biases, -1)
 
-    def __init__(self, n_in, n_out, *args, **kwargs):
+
+class SigmaReparam(Linear):
+    """A matrix γ W/σ(W), with σ = uᵀWv; `power_iteration` moves u and v to the singular vectors."""
+
+    def __init__(self, n_in: int, n_out: int, *args: Any, **kwargs: Any):
         super().__init__(n_in, n_out, *args, **kwargs)
-        self.sigma = nn.Parameter(torch.empty(1))
+        self.sigma = nn.Parameter(torch.empty(1))  # γ
         self.param_roles["sigma"] = "scalar"
         self.register_buffer("u", torch.empty(n_out))
         self.register_buffer("v", torch.empty(n_in))
 
-    def effective_weight(self):
+    def effective_weight(self) -> Tensor:
         return self.weight * (self.sigma / torch.dot(self.u, self.weight @ self.v))
 
     @torch.no_grad()
-    def power_iteration(self, n: int = 1):
-        """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value
-        of W."""
+    def power_iteration(self, n: int = 1) -> None:
+        """Move u (n_out,) and v (n_in,) towards the first singular vectors of W, `n` times."""
         weight = full_tensor(self.weight)
         for _ in range(n):
             self.v.copy_(F.normalize(self.u @ weight, dim=0))
             self.u.copy_(F.normalize(weight @ self.v, dim=0))
 
-    def init(self, std: float, draws: Draws, cut: float | None = None):
+    def init(self, std: float, draws: Draws, cut: float | None = None) -> None:
         super().init(std, draws, cut)
-        # γ = σ(W) initially, so that the matrix is W: as in the released code
-        if not self.weight.is_meta:
-            self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
-            self.power_iteration(SIGMA_INIT_ITERATIONS)
-            assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])
+        if self.weight.is_meta:
+            return
+        # γ = σ(W) initially, so the matrix is W: as in the released code. u is not drawn: a seed
+        # gives the same weights with and without σReparam.
+        self.u.fill_(1.0)
+        self.power_iteration(SIGMA_INIT_ITERATIONS)
+        assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])
 
 
 class Lookup(torch.autograd.Function):
-    """(rows, table): the rows idx (B, T) of a table (n, dim), and the table itself, for its use as
-    the output head.
+    """The rows idx (B, T) of a table (n, dim), and the table itself, for its use as output head.
 
-    The gradient of the rows is added into that of the head. Autograd by itself makes a second
-    table, and adds both."""
+    The gradient of the rows is added into the gradient of the head. Autograd by itself makes a
+    second table, and adds both.
+    """
 
     @staticmethod
-    def forward(ctx, table, idx):
+    def forward(ctx: Any, table: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(idx)
         return F.embedding(idx, table), table.view_as(table)
 
     @staticmethod
-    def backward(ctx, d_rows, d_table):
+    def backward(ctx: Any, d_rows: Tensor, d_table: Tensor) -> tuple[Tensor, None]:
         return d_table.index_put(ctx.saved_tensors, d_rows, accumulate=True), None
 
 
 class Embedding(nn.Embedding):
-    """A table (n, dim) of learned vectors."""
+    """A table (n, dim) of learned vectors. `role`: one of MATRICES in layers/roles.py."""
 
-    def __init__(self, n, dim, role):
+    def __init__(self, n: int, dim: int, role: str):
         super().__init__(n, dim)
         self.param_roles = {"weight": role}
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         pass  # Network.init_weights sets every parameter
 
-    def init(self, std: float, draws: Draws):
-        draws.fill(self.weight, std)
+    def init(self, std: float, draws: Draws, cut: float | None = None) -> None:
+        """Draw the table from N(0, std²), truncated at ± cut · std."""
+        draws.fill(self.weight, std, cut)

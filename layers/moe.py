@@ -14,7 +14,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from layers.linear import Draws, Linear, linear
+from layers.draws import Draws
+from layers.linear import Linear, linear
 from layers.ops import forbid_second_derivative, namespace_of, store_once, upcast
 
 NAMESPACE = namespace_of(__file__)
@@ -203,15 +204,15 @@ class Router(Linear):
         self.choice_bias = nn.Parameter(torch.empty(n_expert)) if balance == "bias" else None
         self.param_roles["choice_bias"] = "balance"
 
-    def logits(self, u, in_gain=None):
+    def logits(self, u, in_scale=None):
         """u (B, T, C) → (B, T, E), fp32 at least, of a model cast to bf16 too."""
-        return linear(self.pre(u), upcast(self.weight), None, None, *self.factors(in_gain))
+        return linear(self.pre(u), upcast(self.weight), scales=self.scales(in_scale))
 
     def scores(self, logits):
         return logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
 
-    def forward(self, u, in_gain=None):
-        logits = self.logits(u, in_gain)
+    def forward(self, u, in_scale=None):
+        logits = self.logits(u, in_scale)
         scores = self.scores(logits)
         ranked = scores if self.choice_bias is None else scores + self.choice_bias
         experts = ranked.topk(self.active, dim=-1).indices
@@ -248,16 +249,16 @@ class Router(Linear):
 
 class MoE(nn.Module):
     """Σ wₑ expertₑ(u) over the k experts of a token, plus the `shared` one: (B, T, C) → (B, T, C).
-    `experts`: an FFN whose matrices are stacks. `in_gain`: the pre slot's, if any; router and
+    `experts`: an FFN whose matrices are stacks. `in_scale`: the pre slot's, if any; router and
     shared expert take it too."""
 
     def __init__(self, router: Router, experts: nn.Module, shared: nn.Module | None):
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
 
-    def forward(self, u, in_gain=None):
-        weights, experts = self.router(u, in_gain)
+    def forward(self, u, in_scale=None):
+        weights, experts = self.router(u, in_scale)
         routes = Routes.of(experts, self.router.out_features)
-        y = self.experts(routes.send(u), in_gain, partial(grouped, routes=routes))
+        y = self.experts(routes.send(u), in_scale, partial(grouped, routes=routes))
         y = routes.bring_back(y, weights)
-        return y if self.shared is None else y + self.shared(u, in_gain)
+        return y if self.shared is None else y + self.shared(u, in_scale)

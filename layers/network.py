@@ -1,131 +1,221 @@
-"""What a network of such parts knows of itself: how it computes, initial weights, roles and sizes
-of parameters."""
+"""Base class of a network: runtime, initial weights, roles of parameters, parameter counts."""
+
+from typing import Any, Self
 
 import torch
 import torch.nn as nn
 
-from layers.linear import Draws, Embedding, Linear, SigmaReparam
+from layers.draws import Draws
+from layers.linear import Embedding, Linear, SigmaReparam
 from layers.roles import BLOCK_ROLES, OPEN_GAINS, ROLES
 from layers.runtime import Runtime
-from layers.scaling import initial_std
+from layers.scaling import base, base_layer, growth
 from layers.slot import Slot
+
+INIT_STD_ROLES = ("emb", "pos", "head")  # these have init_std also with init=xavier and xavier_cut
+CUT = 2.0  # standard deviations at which init=xavier_cut truncates
 
 
 class Network(nn.Module):
-    """A model as optimizers and the training step see it. Modules say their parameters' roles:
-    `param_roles`."""
+    """A model as optimizers and the training step see it.
+
+    A module with parameters has `param_roles`, {name of its parameter: role}. `config` is a
+    GPTConfig.
+    """
+
+    config: Any
 
     def __init__(self):
         super().__init__()
         self.runtime = Runtime()
 
-    def set_runtime(self, **changes) -> "Network":
+    @classmethod
+    def empty(cls, config: Any) -> Self:
+        """A model without storage, on the meta device: to count, to shard, or to fill after
+        `to_empty`."""
+        with torch.device("meta"):
+            return cls(config)
+
+    def share_runtime(self) -> None:
+        """Make every module that has a `runtime` use this network's. Constructors call it when all
+        modules are made."""
+        for module in self.modules():
+            if hasattr(module, "runtime"):
+                module.runtime = self.runtime
+
+    def set_runtime(self, **changes: Any) -> Self:
         """Change these fields of the `Runtime`; returns the network. AttributeError for a field
         that does not exist."""
         for name, value in changes.items():
             setattr(self.runtime, name, value)
         return self
 
-    @classmethod
-    def empty(cls, config) -> "Network":
-        """A model without storage, on the meta device: to count, to shard, or to move with
-        `to_empty` and then fill."""
-        with torch.device("meta"):
-            return cls(config)
-
     @torch.no_grad()
     def init_weights(self, seed: int = 1337) -> None:
-        """Set every parameter, random ones by `Draws`: a seed means the same weights on every
-        device and any number of processes, whatever else draws random numbers. Every module that
-        reads a Runtime gets this network's."""
-        draws, c = Draws(seed), self.config
+        """Set every parameter: gains, biases and scalars by their modules, matrices by `Draws`.
+
+        A seed means the same weights on every device and any number of processes, whatever else
+        draws random numbers.
+        """
+        draws = Draws(seed)
         for module in self.modules():
-            if hasattr(module, "runtime"):
-                module.runtime = self.runtime
             if isinstance(module, Slot):
                 module.init()
             elif isinstance(module, (Linear, Embedding)):
-                std = initial_std(c, module.param_roles["weight"], *module.weight.shape[-2:])
-                is_cut = (
-                    c.init == "xavier_cut"
-                    and isinstance(module, Linear)
-                    and module is not self.head
-                )
-                module.init(std, draws, *[2.0] * is_cut)
-
-    def routers(self) -> dict:
-        """{name: its Router}, in the order of the blocks."""
-        return {name: m for name, m in self.named_modules() if name.endswith(".router")}
+                std = initial_std(self.config, module)
+                cut = None
+                if self.config.init == "xavier_cut" and role_of(module) not in INIT_STD_ROLES:
+                    cut = CUT
+                module.init(std, draws, cut)
 
     def power_iteration(self) -> None:
-        """One step of σReparam's power iteration in every matrix that has it. Call it after every
-        optimizer step."""
-        for module in self.modules() if self.config.sigma_reparam else ():
+        """One step of the power iteration in every σReparam matrix, due after every optimizer
+        step."""
+        if not self.config.sigma_reparam:
+            return
+        for module in self.modules():
             if isinstance(module, SigmaReparam):
                 module.power_iteration()
 
-    def roles(self, inputs: str = "final") -> dict:
-        """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`.
-        `inputs`: those of OPEN_GAINS, with commas, that are gain_in; the others are gain_out."""
-        roles, chosen = (
-            {},
-            {gain: "gain_in" if gain in inputs.split(",") else "gain_out" for gain in OPEN_GAINS},
-        )
-        for full_name, (its, name) in self._owners().items():
-            roles[full_name] = chosen.get(its.get(name), its.get(name))
-            if roles[full_name] not in ROLES:
+    def routers(self) -> dict[str, nn.Module]:
+        """{name: router}, in the order of the blocks."""
+        return {name: m for name, m in self.named_modules() if name.endswith(".router")}
+
+    def owner(self, full_name: str) -> nn.Module:
+        """The module that holds the parameter of this name, as in `named_parameters`."""
+        return self.get_submodule(full_name.rpartition(".")[0])
+
+    def roles(self, inputs: str = "final") -> dict[str, str]:
+        """{parameter name: role}, in the order of `named_parameters`.
+
+        `inputs`: names from OPEN_GAINS, separated by commas, of gains that count as gain_in; the
+        other ones count as gain_out. ValueError for a parameter without a role.
+        """
+        roles = {}
+        for full_name, _ in self.named_parameters():
+            name = full_name.rpartition(".")[2]
+            role = getattr(self.owner(full_name), "param_roles", {}).get(name)
+            if role in OPEN_GAINS:
+                role = "gain_in" if role in inputs.split(",") else "gain_out"
+            if role not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
-                raise ValueError(f"parameter {full_name} has role {roles[full_name]}: {fix}")
+                raise ValueError(f"parameter {full_name} has role {role}: {fix}")
+            roles[full_name] = role
         return roles
 
-    def block_types(self) -> dict:
-        """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}. A
-        bias, or σReparam's γ, has the type of its matrix; gains and all else are "norm"."""
-        return {
-            full_name: its.get("weight", "norm") for full_name, (its, _) in self._owners().items()
-        }
+    def block_types(self) -> dict[str, str]:
+        """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}.
 
-    def _owners(self) -> dict:
-        """{parameter name: (its module's param_roles, its name there)}."""
-        owner = {}
-        for module in self.modules():
-            for name, p in module.named_parameters(recurse=False):
-                owner[id(p)] = getattr(module, "param_roles", {}), name
-        return {full_name: owner[id(p)] for full_name, p in self.named_parameters()}
+        Biases, and σReparam's γ, have the type of their matrix; gains and all others are "norm".
+        """
+        types = {}
+        for full_name, _ in self.named_parameters():
+            param_roles = getattr(self.owner(full_name), "param_roles", {})
+            types[full_name] = param_roles.get("weight", "norm")
+        return types
 
-    def active_numel(self) -> dict:
-        """{parameter name: number of its entries that a token meets}: of a stack of experts those
-        of its own."""
-        k, E = self.config.n_expert_active, self.config.n_expert
-        stacked = {
-            id(p)
-            for m in self.modules()
-            if getattr(m, "stack", 0)
-            for p in m.parameters(recurse=False)
-        }
-        return {
-            n: p.numel() * k // E if id(p) in stacked else p.numel()
-            for n, p in self.named_parameters()
-        }
+    def active_numel(self) -> dict[str, int]:
+        """{parameter name: number of its entries that a token meets}. A token meets
+        n_expert_active experts of a stack."""
+        numel = {}
+        for full_name, p in self.named_parameters():
+            numel[full_name] = p.numel()
+            if getattr(self.owner(full_name), "stack", 0):
+                numel[full_name] = p.numel() * self.config.n_expert_active // self.config.n_expert
+        return numel
 
     def active_matrices(self) -> int:
-        """Number of entries of the blocks' matrices, routers included, that a token meets."""
+        """Number of entries, in the blocks' matrices and routers, that a token meets."""
+        numel = self.active_numel()
         roles = self.roles()
-        return sum(
-            n for name, n in self.active_numel().items() if roles[name] in (*BLOCK_ROLES, "router")
-        )
+        return sum(numel[name] for name in numel if roles[name] in (*BLOCK_ROLES, "router"))
 
     def attention_flops(self) -> int:
-        """Attention's part of `flops_per_token`."""
-        c = self.config
-        return 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
+        """The part of `flops_per_token` that belongs to attention."""
+        config = self.config
+        return 12 * config.n_layer * config.n_head * config.head_dim * config.block_size
 
     def num_params(self, positions: bool = True, active: bool = False) -> int:
-        """Number of parameters, or of those that a token meets; positions=False: as GPT-2's are
-        counted."""
-        n = (
-            sum(self.active_numel().values())
-            if active
-            else sum(p.numel() for p in self.parameters())
-        )
-        return n if positions or self.wpe is None else n - self.wpe.weight.numel()
+        """Number of parameters. positions=False: without the position table, as GPT-2's are
+        counted; active=True: those that a token meets."""
+        if active:
+            n = sum(self.active_numel().values())
+        else:
+            n = sum(p.numel() for p in self.parameters())
+        if not positions and self.wpe is not None:
+            n -= self.wpe.weight.numel()
+        return n
+
+
+def role_of(matrix: Linear | Embedding) -> str:
+    """The role of its weight."""
+    return matrix.param_roles["weight"]
+
+
+def initial_std(config: Any, matrix: Linear | Embedding) -> float:
+    """Standard deviation of the initial weights of a matrix, by its role:
+
+        emb, pos     init_std
+        head         init_std · factor
+        patch        s
+        router       s / m
+        qk, vo, ffn  s / √m · factor
+
+    s is init_std with init=normal. With xavier and xavier_cut it is √(2 / (n_in + n_out)), in which
+    sizes that grow with the width are those of the base (layers/scaling.py). m is the growth of the
+    width over the base, 1 with parametrization=standard. The factor is `init_factor`.
+    """
+    role = role_of(matrix)
+    if role in ("emb", "pos"):
+        return config.init_std
+    m = growth(config).n_embd
+    std = config.init_std
+    if config.init != "normal" and role not in INIT_STD_ROLES:
+        n_out, n_in = matrix.weight.shape[-2:]
+        if role != "patch":  # the size of a patch does not grow
+            n_in = n_in / m
+        if role != "router":  # the number of experts does not grow
+            n_out = n_out / m
+        std = (2 / (n_in + n_out)) ** 0.5
+    if role == "router":
+        std *= m**-1
+    if role in BLOCK_ROLES:
+        std *= m**-0.5
+    return std * init_factor(config, matrix)
+
+
+def init_factor(config: Any, linear: Linear) -> float:
+    """Factor on the initial standard deviation, by the place of a matrix in its branch:
+
+                             q, k    v, gate, up    o, down    untied head
+        residual_init=gpt2   1       1              1/√(2L)    1
+        residual_init=plain  1       1              1          1
+        residual_init=depth  1       1              1/√(2ℓ)    1
+        deepnorm=True        1       (8L)^-¼        (8L)^-¼    1
+        fixup=True           1       (2L)^-½        0          0
+
+    L is the number of blocks, ℓ the number of this block, from 1; both of the base. DeepNorm: also
+    on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m matrices, of which
+    the last starts at 0. Attention counts as v and o, m = 2. A product of two linear maps, in
+    swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
+    """
+    part = linear.part
+    if role_of(linear) == "head":
+        return 0.0 if config.fixup else 1.0
+    if part in ("", "q", "k"):
+        return 1.0
+    n_layer = base(config).n_layer
+    ends_branch = part in ("o", "down")
+    if config.deepnorm:
+        return (8 * n_layer) ** -0.25
+    if config.fixup:
+        if ends_branch:
+            return 0.0
+        if part in ("gate", "up") and config.mlp in ("swiglu", "relu2"):
+            return (2 * n_layer) ** -0.25
+        return (2 * n_layer) ** -0.5
+    if not ends_branch or config.residual_init == "plain":
+        return 1.0
+    if config.residual_init == "depth":
+        return (2 * base_layer(config, linear.layer)) ** -0.5
+    return (2 * n_layer) ** -0.5

@@ -1,10 +1,12 @@
-"""Slots: the places around and inside a branch where a norm, a gain or a constant may stand."""
+"""Slots: places around and inside a branch for a norm, a gain, a bias and a constant."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 from layers.ops import cast, drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
@@ -14,16 +16,16 @@ CENTRES = {"rmsnorm": False, "layernorm": True}  # whether a norm subtracts the 
 
 
 class Normalise(torch.autograd.Function):
-    """s (x − μ) over the last dimension, in `dtype`: s = 1/√(mean((x − μ)²) + eps), and μ is the
-    mean of x if `centre`, else 0. It computes in fp32 at least.
+    """s (x − μ) over the last dimension, in `dtype`, computed in fp32 at least.
 
-    The backward pass works from the output y, which the next matrix keeps anyway, so x need not be
-    kept:
+    s = 1/√(mean((x − μ)²) + eps). μ is the mean of x if `centre`, else 0. The backward pass uses
+    the output y, which the next matrix keeps anyway, so x is not kept:
 
-        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y))"""
+        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y))
+    """
 
     @staticmethod
-    def forward(ctx, x, eps, centre, dtype):
+    def forward(ctx: Any, x: Tensor, eps: float, centre: bool, dtype: torch.dtype) -> Tensor:
         x = upcast(x)
         if centre:
             x = x - x.mean(-1, keepdim=True)
@@ -34,7 +36,7 @@ class Normalise(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         forbid_second_derivative()
         y, s = (upcast(t) for t in ctx.saved_tensors)
         dy = upcast(dy)
@@ -44,110 +46,136 @@ class Normalise(torch.autograd.Function):
         return s * dx, None, None, None
 
 
-def cpu_scalar(value: float | None):
-    """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python
-    floats torch.compile would compile each block anew; buffers would be lost in meta-device init
-    and broadcast by DDP."""
-    return None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
+def cpu_scalar(value: float | None) -> Tensor | None:
+    """`value` as a tensor () on the CPU, which tensors of every device can be multiplied by.
+
+    A Python float would make torch.compile compile each block anew. A buffer would be lost in
+    meta-device init, and DDP would broadcast it.
+    """
+    if value is None:
+        return None
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
-def empty_parameter(n: int):
-    """n entries, or None for 0. A scalar has shape (1,): FSDP2 cannot shard a tensor without
-    dimensions."""
-    return nn.Parameter(torch.empty(int(n))) if n else None
+def empty_parameter(n: int) -> nn.Parameter | None:
+    """A parameter (n,), or None for n = 0. A scalar has shape (1,): FSDP2 cannot shard ()."""
+    if n == 0:
+        return None
+    return nn.Parameter(torch.empty(n))
+
+
+class Norm(NamedTuple):
+    """The function that a slot normalises with, computed in fp32 at least."""
+
+    kind: str = "none"  # "none", "rmsnorm", "layernorm", or "dyt": squash(α x)
+    eps: float = 1e-6  # added inside the root of RMSNorm and LayerNorm
+    groups: int = 1  # groups of channels with separate statistics, for RMSNorm and LayerNorm
+    squash: str = "tanh"  # DyT's function: a key of SQUASH
+    alpha: float = 1.0  # DyT's initial α
+    learn_alpha: bool = True  # whether DyT's α is a parameter
+
+
+NO_NORM = Norm()
 
 
 class Slot(nn.Module):
-    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional. x, y: (...,
-    dim).
+    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional.
 
-    norm      "none", "rmsnorm", "layernorm" (over `groups` groups of channels), "dyt": squash(αx); in fp32 at least
-    n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
-    param     how gains are stored, except a scalar: "direct", or as magnitude times direction, "magdir" β · α/rms(α)
-              or "expmagdir" exp(b) · α/rms(α)
-    role      of the gain: `gain_in` where a linear map follows, else `gain_out`; where that is open, one of OPEN_GAINS;
-              `scalar` for a single learned factor
+    x and y are (..., dim).
+
+    norm      the function `normalise`
+    n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim
+    init      initial value of the gains
+    role      role of the gains: `gain_in` if a linear map follows, else `gain_out`; one of
+              OPEN_GAINS if the paper does not say which; `scalar` for a single learned factor
     n_bias    number of learned biases: 0 (none), 1 or dim
-    const     a factor, or None; 1.0 still counts as a factor
-    const_in  the same, on the input; for lns=input only
-    drop      rate of stochastic depth: in training y of a whole sample is 0 with this probability; None: off
-    fold      return normalise(const_in · x) alone: the neighbouring linear map takes const · gain from
-              `factor_for_weight` and multiplies its weight by it, which saves a pass over the
-              activations
+    const     constant factor on the output, or None; 1.0 still counts as a factor
+    const_in  constant factor on the input, or None; only lns=input has one
+    drop      rate of stochastic depth, the probability that y of a whole sample is 0 in training;
+              None: off
+    fold      leave const · gain to the next linear map, which multiplies its weight by
+              `factor_for_weight`: that saves a pass over the activations. Without effect beside a
+              bias, which is added after the gain
     """
 
-    runtime = Runtime()  # replaced by the network's
+    runtime = Runtime()  # `Network.share_runtime` replaces it by the network's
 
     def __init__(
         self,
-        norm="none",
+        norm: Norm = NO_NORM,
         *,
-        n_gain=0,
-        param="direct",
-        role="gain_out",
-        init=1.0,
-        n_bias=0,
-        fold=False,
-        const=None,
-        const_in=None,
-        drop=None,
-        eps=1e-6,
-        groups=1,
-        squash="tanh",
-        alpha=1.0,
-        learn_alpha=True,
+        n_gain: int = 0,
+        init: float = 1.0,
+        role: str = "gain_out",
+        n_bias: int = 0,
+        const: float | None = None,
+        const_in: float | None = None,
+        drop: float | None = None,
+        fold: bool = False,
     ):
         super().__init__()
-        self.norm, self.eps, self.groups, self.squash, self.param = norm, eps, groups, squash, param
-        # floats, to be read
-        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
-        self.factor, self.factor_in, self.drop = map(cpu_scalar, (const, const_in, drop))
-        self.init_gain, self.init_alpha = init, alpha
-        # a bias comes after the gain, so the gain cannot move to the next matrix
+        self.norm = norm.kind
+        self.eps = norm.eps
+        self.groups = norm.groups
+        self.squash = norm.squash
+        self.const = 1.0 if const is None else const  # the factors as numbers, for readers
+        self.const_in = 1.0 if const_in is None else const_in
+        self.factor = cpu_scalar(const)
+        self.factor_in = cpu_scalar(const_in)
+        self.drop = cpu_scalar(drop)
         self.fold = fold and not n_bias
-        is_direct = param == "direct" or role == "scalar"
-        self.gain = empty_parameter(n_gain if is_direct else 0)
-        self.direction = empty_parameter(0 if is_direct else n_gain)
-        self.magnitude = None if self.direction is None else empty_parameter(1)
+        self.init_gain = init
+        self.init_alpha = norm.alpha
+        self.param_roles = {"bias": "bias", "alpha": "scalar"}
+        self.add_gain(n_gain, role)
         self.bias = empty_parameter(n_bias)
-        self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
-        self.param_roles = {
-            "gain": role,
-            "magnitude": role,
-            "direction": "gain_dir",
-            "bias": "bias",
-            "alpha": "scalar",
-        }
+        self.alpha = norm.alpha
+        if norm.kind == "dyt" and norm.learn_alpha:
+            self.alpha = empty_parameter(1)
 
-    def gain_vector(self):
-        """The gain by which the slot multiplies, (dim,) or (1,), or None."""
-        if self.direction is None:
-            return self.gain
-        unit = self.direction * torch.rsqrt(self.direction.square().mean())
-        return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
+    def add_gain(self, n: int, role: str) -> None:
+        """Create the parameters of a gain (n,); n = 0: none."""
+        self.gain = empty_parameter(n)
+        self.direction = None
+        self.param_roles["gain"] = role
 
-    def factor_for_weight(self):
-        """const · gain, by which a folding slot has a weight multiplied: a vector, a tensor (), or
-        None for nothing."""
+    def gain_vector(self) -> Tensor | None:
+        """The gain (dim,) or (1,), or None."""
+        return self.gain
+
+    def factor_for_weight(self) -> Tensor | None:
+        """const · gain for the weight of the next linear map, (dim,) or (), or None.
+
+        None if the slot does not fold, or has neither a constant nor a gain.
+        """
         if not self.fold:
             return None
         gain = self.gain_vector()
         if self.factor is None:
             return gain
-        return self.factor if gain is None else self.factor * gain
+        if gain is None:
+            return self.factor
+        return self.factor * gain
 
-    def normalise(self, x):
+    def normalise(self, x: Tensor) -> Tensor:
         if self.norm == "none":
             return x
         if self.norm == "dyt":
             return SQUASH[self.squash](self.alpha * upcast(x))
-        groups = x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
-        # what goes into a matrix as it is, is rounded for the product here, and kept like that
-        dtype = (self.runtime.compute_dtype if self.fold else None) or upcast(x).dtype
-        return Normalise.apply(groups, self.eps, CENTRES[self.norm], dtype).view_as(x)
+        if self.fold and self.runtime.compute_dtype is not None:
+            # A product follows. Its input is rounded here, and kept rounded for the backward pass.
+            dtype = self.runtime.compute_dtype
+        else:
+            dtype = upcast(x).dtype
+        grouped = x
+        if self.groups > 1:
+            grouped = x.unflatten(-1, (self.groups, -1))
+        return Normalise.apply(grouped, self.eps, CENTRES[self.norm], dtype).view_as(x)
 
-    def forward(self, x):
-        x = self.normalise(x if self.factor_in is None else self.factor_in * x)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.factor_in is not None:
+            x = self.factor_in * x
+        x = self.normalise(x)
         if self.fold:
             return x
         gain = self.gain_vector()
@@ -155,23 +183,67 @@ class Slot(nn.Module):
             x = x * gain
         if self.bias is not None:
             x = x + self.bias
-        x = x if self.factor is None else self.factor * x
-        return x if self.drop is None or not self.training else drop_samples(x, self.drop)
+        if self.factor is not None:
+            x = self.factor * x
+        if self.drop is not None and self.training:
+            x = drop_samples(x, self.drop)
+        return x
 
     @torch.no_grad()
-    def set_gain(self, value: float):
-        """Give every entry of the gain this value."""
-        if self.direction is not None:
-            self.direction.fill_(1.0)
-            self.magnitude.fill_(math.log(value) if self.param == "expmagdir" else value)
-        elif self.gain is not None:
+    def set_gain(self, value: float) -> None:
+        """Set every entry of the gain to `value`."""
+        if self.gain is not None:
             self.gain.fill_(value)
 
     @torch.no_grad()
-    def init(self):
-        """Give every parameter its initial value."""
+    def init(self) -> None:
+        """Set every parameter to its initial value."""
         self.set_gain(self.init_gain)
         if self.bias is not None:
             self.bias.zero_()
         if isinstance(self.alpha, nn.Parameter):
             self.alpha.fill_(self.init_alpha)
+
+
+class MagnitudeDirectionSlot(Slot):
+    """A slot whose gain is stored as a magnitude and a direction α.
+
+    param     "magdir": magnitude · α/rms(α); "expmagdir": exp(magnitude) · α/rms(α)
+    settings  those of `Slot`, with n_gain > 0
+    """
+
+    def __init__(self, param: str, **settings: Any):
+        super().__init__(**settings)
+        self.param = param
+
+    def add_gain(self, n: int, role: str) -> None:
+        self.gain = None
+        self.direction = empty_parameter(n)
+        self.magnitude = empty_parameter(1)
+        self.param_roles |= {"magnitude": role, "direction": "gain_dir"}
+
+    def gain_vector(self) -> Tensor:
+        unit = self.direction * torch.rsqrt(self.direction.square().mean())
+        if self.param == "expmagdir":
+            return self.magnitude.exp() * unit
+        return self.magnitude * unit
+
+    @torch.no_grad()
+    def set_gain(self, value: float) -> None:
+        self.direction.fill_(1.0)
+        if self.param == "expmagdir":
+            value = math.log(value)
+        self.magnitude.fill_(value)
+
+
+def make_slot(
+    param: str, norm: Norm = NO_NORM, n_gain: int = 0, role: str = "gain_out", **settings: Any
+) -> Slot:
+    """A slot whose gains are stored as `param`: "direct", "magdir" or "expmagdir".
+
+    A single learned factor, with the role `scalar`, is always stored directly. `settings` are
+    further arguments of `Slot`.
+    """
+    if param == "direct" or role == "scalar" or n_gain == 0:
+        return Slot(norm, n_gain=n_gain, role=role, **settings)
+    return MagnitudeDirectionSlot(param, norm=norm, n_gain=n_gain, role=role, **settings)

@@ -20,7 +20,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from configurator import configure
-from layers.linear import SigmaReparam
+from layers.linear import Linear, SigmaReparam
+from layers.network import init_factor
 from layers.slot import Slot
 from model import GPT, GPTConfig
 from nanodnt.settings import TrainConfig
@@ -58,7 +59,7 @@ def read(part) -> tuple:
     if isinstance(part, str):
         return part, "text"
     if not isinstance(part, Slot):
-        text = part.label + (f" ×{part.init_scale:.2g}" if part.init_scale != 1.0 else "")
+        text = part.label + (f" ×{part.init_factor:.2g}" if part.init_factor != 1.0 else "")
         return text, "sigma" if isinstance(part, SigmaReparam) else "matrix"
     gain = "" if part.gain is None else "s" if part.param_roles["gain"] == "scalar" else "γ"
     if part.direction is not None:
@@ -81,6 +82,8 @@ def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
     y, row_number, style = 0.0, 0, dict(ha="center", va="center", color=INK, zorder=4)
     for name, module in model.named_modules():
         module.label = name.split(".")[-1]
+        if isinstance(module, Linear):
+            module.init_factor = init_factor(model.config, module)
 
     def stack(column, *rows):
         """Rows of slots, matrices and texts above each other; a row that is not taken has no

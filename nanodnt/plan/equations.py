@@ -7,6 +7,7 @@ from itertools import groupby
 import torch
 
 from layers.linear import Linear, SigmaReparam
+from layers.network import init_factor
 from layers.slot import Slot
 from model import GPTConfig, Transformer
 
@@ -219,8 +220,9 @@ def describe_init(model: Transformer) -> list:
     c = model.config
     scales = {}  # of each matrix of a block
     for name, module in model.named_modules():
-        if isinstance(module, Linear) and module.init_scale != 1:
-            scales.setdefault(f"W{name.split('.')[-1]}", set()).add(module.init_scale)
+        factor = init_factor(c, module) if isinstance(module, Linear) else 1
+        if factor != 1:
+            scales.setdefault(f"W{name.split('.')[-1]}", set()).add(factor)
     kind = f"N(0, {c.init_std:g}²)"
     if c.init != "normal":
         cut = " cut off at 2σ" if c.init == "xavier_cut" else ""

@@ -94,9 +94,7 @@ def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
     wanted = rule_lines(*RULES[page]).keys() if page in RULES else set()
     for check in CHECKS.get(page, ()):
         lines, first = inspect.getsourcelines(check)
-        wanted |= {
-            (check.__name__, n) for n, line in enumerate(lines, first) if " refuse(" in line
-        }
+        wanted |= {(check.__name__, n) for n, line in enumerate(lines, first) if " refuse(" in line}
     reached = set()
     for text in REFUSED[page]:
         with pytest.raises(ValueError) as caught:

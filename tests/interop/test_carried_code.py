@@ -313,7 +313,7 @@ def test_what_is_refused(tmp_path):
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = "attention cores ffn linear loss moe network".split()
+    reached = "attention cores draws ffn linear loss moe network".split()
     reached += "ops roles rules runtime scaling sharding slot".split()
     assert set(files) == {
         "modeling_nanodnt.py",

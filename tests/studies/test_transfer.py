@@ -9,8 +9,9 @@ from dataclasses import asdict
 import pytest
 
 import sweep
-from layers.scaling import INPUT, WIDTH, multiplier
+from layers.scaling import multiplier
 from model import GPT, GPTConfig
+from nanodnt.optim.scaling import INPUT, WIDTH
 from studies.sweep import coordinates, results
 from studies.sweep.fits import best_rate, loss_at, mean_curves, range_over_seeds, slope
 from studies.sweep.grid import follow

@@ -75,7 +75,10 @@ def test_it_is_the_class_itself_with_our_rates_and_decay(name):
         theirs.step()
     assert different(dict(model.named_parameters()), dict(other.named_parameters())) == []
     # the norm of the gradients is logged after the step
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters()))
+    assert all(
+        torch.equal(p.grad, q.grad)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_groups_ratios_and_the_printed_table():

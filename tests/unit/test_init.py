@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from layers import linear
-from layers.linear import Draws
+from layers.draws import Draws
 from model import GPT, GPTConfig
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
 from support.tolerances import roundings
@@ -185,7 +184,7 @@ def test_counts_of_the_dnt_models(d, heads, depth):
 
 @pytest.mark.parametrize("cut", (None, 2.0))
 def test_no_block_is_drawn_twice(cut, monkeypatch):
-    monkeypatch.setattr(linear, "DRAWN", 7)
+    monkeypatch.setattr("layers.draws.BLOCK_SIZE", 7)
     draws, weights = Draws(1), [torch.zeros(5, 3), torch.zeros(5, 4, 3)]
     for weight in weights:
         draws.fill(weight, 0.5, cut)

@@ -12,8 +12,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz as torchs_iteration
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanodnt.optim import make_optimizer
-from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, split_into_stacks
 from nanodnt.optim.orthogonal.messages import assign_owners
+from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, split_into_stacks
 from support.depth import spread
 from support.optimizers import compile_updates, drive, gradients, settings, tiny, values, with_torch
 from support.tolerances import roundings
