@@ -49,7 +49,7 @@ def change(root) -> None:
     write(root, "notebooks/look.ipynb", "{}")
     write(root, "data/mine/prepare.py", PREPARE)
     lion = (root / "nanodnt/optim/lion.py").read_text()
-    write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("lynx"'))
+    write(root, "nanodnt/optim/mine.py", lion.replace('"lion"', '"lynx"'))
     settings = (root / "nanodnt/settings.py").read_text()
     assert settings.count("    schedule: ") == 1
     write(
