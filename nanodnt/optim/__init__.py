@@ -11,10 +11,10 @@ from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
 
-# Optimizers register themselves, so every file of this folder is imported, by name; but adapter.py
-# only where --optimizer names a class.
+# Optimizers register themselves, so every file of this folder is imported, by name. Only some runs
+# need the adapter and Muon's folder, which are imported where they are needed.
 for file in iter_modules(__path__):
-    if file.name != "adapter":
+    if file.name != "adapter" and not file.ispkg:
         import_module(f"{__name__}.{file.name}")
 
 __all__ = [

@@ -173,7 +173,8 @@ class Adapter(Optimizer):
 
     def fits(self, saved: dict[str, State], step: int) -> bool:
         """The class decides which parameters have which state, and when."""
-        return saved.keys() <= self.named_parameters().keys()
+        has_names = saved.keys() <= self.named_parameters().keys()
+        return has_names and all(type(state) is dict for state in saved.values())
 
     def load(self, saved: dict[str, State], groups: list[Group]) -> None:
         """Take over the state with its dtypes, and what the class keeps in its groups (a count of

@@ -83,8 +83,7 @@ def group_table(model: Transformer, config: TrainConfig) -> Table:
         if block_types[name] == "head" and p.ndim == 1:
             shape = (1,)  # a bias of classes does not grow
         scaling = RULES[row.rule].lr_scaling(config)
-        factors = learning_factors(model.config, row.role, scaling, shape, p in in_blocks)
-        rate, eps = factors
+        rate, eps = learning_factors(model.config, row.role, scaling, shape, p in in_blocks)
         row = row._replace(rate_factor=rate, eps_factor=eps)
         rows.setdefault(row, []).append((name, p))
     labels = list(dict.fromkeys(row.label for row in rows))

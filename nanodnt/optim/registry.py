@@ -86,18 +86,18 @@ class Rule(NamedTuple):
     options: Callable[[TrainConfig, str, Transformer], Group]
     state: Callable[[Tensor, Group], State]
     step: Callable[[list[Work], Tensor | None, Tensor | None], None]
-    # {flag: default}, learning_rate and weight_decay among them. Flags of other optimizers are
-    # refused. A new flag is one more line in TrainConfig, whose default is None
+    # {flag: default} with learning_rate and weight_decay. Flags of other optimizers are refused. A
+    # new flag is one more line in TrainConfig with the default None
     defaults: dict = {}
-    # defaults that depend on other settings, which replace those
+    # defaults that depend on other settings; they replace those above
     defaults_for: Callable[[TrainConfig], dict] = lambda config: {}
-    # The rule of all parameters but the matrices of the blocks (muon: adamw); None: this rule. Its
-    # flags are {fallback_rule}_learning_rate and {fallback_rule}_weight_decay
+    # rule of all parameters but the matrices of the blocks (muon: adamw), with the flags
+    # {fallback_rule}_learning_rate and {fallback_rule}_weight_decay; None: the same rule
     fallback_rule: str | None = None
     ratios: dict[str, float] | None = None  # published blockwise LR ratios; None: RATIOS
     uses_betas: bool = True  # whether beta1 and beta2 have an effect
     # How its LR follows the size of the model: "adam" (updates whose size does not depend on that
-    # of the gradient), "sgd" (in proportion to the gradient), or a key of MUON in layers/scaling.py
+    # of the gradient), "sgd" (in proportion to the gradient), or a key of MUON in scaling.py
     lr_scaling: Callable[[TrainConfig], str] = lambda config: "adam"
 
 
@@ -113,7 +113,7 @@ def register(name: str, *functions: Callable, **settings: object) -> None:
     RULES[name] = OPTIMIZERS[name] = Rule(*functions, **settings)
 
 
-def use_betas(config: TrainConfig, role: str, model: Transformer) -> Group:
+def beta_options(config: TrainConfig, role: str, model: Transformer) -> Group:
     return Group(betas=(config.beta1, config.beta2))
 
 
@@ -121,7 +121,7 @@ def register_update(
     name: str,
     update: Callable[[Tensor, Tensor, State, Group, Tensor], None],
     state: Sequence[str] = (),
-    options: Callable[[TrainConfig, str, Transformer], Group] = use_betas,
+    options: Callable[[TrainConfig, str, Transformer], Group] = beta_options,
     **settings: object,
 ) -> None:
     """Register --optimizer=`name` from the update of one parameter, in place:
@@ -133,10 +133,9 @@ def register_update(
     weight_decay and the `options` (betas by default); `t`: number of this update from 1, a tensor
     (). `settings`: further fields of a Rule.
 
-    Where the gradient is not finite, the values of before are written back. Under FSDP2 the tensors
-    are the rows that this process holds, so `update` must work entry by entry.
-
-    Convenience costs memory traffic: copies of p and its state, for a skipped step."""
+    Where the gradient is not finite, the old values are written back: this takes copies of p and
+    its state. Under FSDP2 the tensors are the rows that this process holds, so `update` must work
+    entry by entry."""
 
     def zeros(p: Tensor, group: Group) -> State:
         count = torch.zeros((), device=p.device)

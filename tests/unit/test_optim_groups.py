@@ -37,6 +37,7 @@ from support.optimizers import (
     lion_source,
     registered,
     settings,
+    spoil,
     tiny,
 )
 from support.runs import bits, different
@@ -340,6 +341,27 @@ def test_lion_is_its_recurrence(lion):
         return w
 
     assert_steps(update, tiny(**ALL).double(), 1e-12, optimizer="lion", beta1=0.8, beta2=0.9)
+
+
+def test_lion_clips_and_skips(lion):
+    """Gradients are divided by grad_scale; where one is not finite, parameters, state and the count
+    of steps keep their bits, in the first step and later."""
+    grads = [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)]
+    smaller = [{n: g / 1.7 for n, g in step.items()} for step in grads]
+    model, optimizer = driven(dict(optimizer="lion"), grads[:0])
+    scale = torch.tensor(1.7)
+    for step in grads:
+        for kind in ("nan", "inf", "one", "other"):
+            before = everything(model, optimizer)
+            drive(model, optimizer, [spoil(step, kind)], torch.tensor(1.0), torch.tensor(1.0))
+            assert everything(model, optimizer) == before, kind
+        drive(model, optimizer, [step], torch.tensor(0.0), scale)
+    assert everything(model, optimizer) != before
+    other = driven(dict(optimizer="lion"), [])
+    for step in smaller:
+        drive(*other, [step])
+    assert everything(model, optimizer) == everything(*other)
+    assert {state["step"].item() for state in optimizer.state.values()} == {3.0}
 
 
 def test_lions_state_is_counted_and_kept(lion):
