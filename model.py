@@ -85,7 +85,7 @@ class GPTConfig:
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # use the token embedding as the output head
     bias: bool = False  # biases in linear layers, and in LayerNorm
-    dropout: float = 0.0  # rate on the embedding, the attention weights and the branch outputs
+    dropout: float = 0.0  # dropout on the embedding, attention weights and branch outputs
     drop_path: float = 0.0
     #   stochastic depth: probability that a sequence, or image, skips a branch of the last block; 0
     #   in the first block, linear between
@@ -97,7 +97,7 @@ class GPTConfig:
     #   number of further experts that every token goes to: one FFN of width n_expert_shared · n_ff
     router: Literal["softmax", "sigmoid"] = "softmax"  # function that scores the experts
     router_norm: bool = True  # divide the scores of a token's experts by their sum
-    router_scale: float = 1.0  # factor on these scores
+    router_scale: float = 1.0  # factor on the weights of a token's experts
     balance: Literal["loss", "bias", "none"] = "loss"
     #   how the load is kept even: by a loss, by biases on the choice that rise for experts with
     #   little load, or not at all
@@ -146,7 +146,7 @@ class GPTConfig:
     lns_power: float = 0.5  # exponent of the block number ℓ, which counts from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches with LNS's factor
     lns_learn: bool = False
-    #   with lns=norm: the pre norm's gains start at the factor, which is no constant (our choice)
+    #   with lns=norm: the factor is the initial value of the gains, not a constant (our choice)
     deepnorm: bool = False
     #   stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False
@@ -154,7 +154,7 @@ class GPTConfig:
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"
     #   learned vector, or scalar, on the branch output
     branch_scale_init: float | None = None
-    #   its initial value; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
+    #   initial value of branch_scale; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
     fixup: bool = False
     #   Fixup, with norm=none: scalar biases and multipliers; a branch's last matrix starts at 0
     sigma_reparam: bool = False
@@ -284,8 +284,8 @@ def pre_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
         const = None
     return norm_slot(
         config,
-        n_gain,
-        branch,
+        branch=branch,
+        n_gain=n_gain,
         role="gain_in",
         init=pre_gain_init(config, layer, branch),
         const=const,
@@ -311,9 +311,9 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
         role = "scalar"
     return make_slot(
         config.gain_param,
-        norm,
-        n_gain,
-        role,
+        norm=norm,
+        n_gain=n_gain,
+        role=role,
         init=branch_scale_init(config),
         n_bias=n_bias,
         const=multiplier(config, "branch", lns_factor(config, layer, branch, "branch")),
@@ -434,20 +434,20 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias."""
     is_gated = config.mlp == "swiglu"
-    n_bias = 0
-    if config.fixup and part == ("gate" if is_gated else "up"):  # before the activation
-        n_bias = 1
+    activated = "gate" if is_gated else "up"  # the matrix before the activation
+    n_bias = int(config.fixup and part == activated)
     if config.gain_out == "none":
         return Slot(n_bias=n_bias)
     role = "gain_out"
     if part == "v" or (part == "up" and is_gated):
         role = part  # one of OPEN_GAINS
     norm = NO_NORM
-    if config.gain_out == "norm":  # over each head of q and k; over all of v, gate, up
+    if config.gain_out == "norm":  # over each head of q and k, over all of v, gate and up
         groups = n_out // config.head_dim if part in ("q", "k") else 1
         norm = Norm("rmsnorm", config.norm_eps, groups)
     fold = config.gain_out == "scale"
-    return make_slot(config.gain_param, norm, n_out, role, n_bias=n_bias, fold=fold)
+    n_gain = n_out  # one for each channel
+    return make_slot(config.gain_param, norm, n_gain, role, n_bias=n_bias, fold=fold)
 
 
 def qk_slot(config: GPTConfig, part: str) -> Slot:
@@ -494,13 +494,13 @@ def projection(
     `n_expert`: number of experts in a stack of matrices; 0: a single matrix. `n_shared`: number of
     shared experts, which are one FFN that is as many times as wide.
     """
-    n_in, n_out, role = matrix_size(config, part, n_shared)
-    pre, out = matrix_slots(config, layer, part, n_out)
+    size = matrix_size(config, part, n_shared)
+    pre, out = matrix_slots(config, layer, part, size.n_out)
     matrix = SigmaReparam if config.sigma_reparam else Linear
     return matrix(
-        n_in,
-        n_out,
-        role,
+        size.n_in,
+        size.n_out,
+        size.role,
         config.bias,
         layer=layer,
         part=part,
@@ -546,8 +546,8 @@ class Attention(nn.Module):
         cache: Any = None,
         mask: Any = None,
     ) -> Tensor:
-        """`in_scale`: the scale that the pre slot leaves to q, k and v. `cache`: this block's, with
-        a method extend(k, v). `mask`: see `attend`."""
+        """`in_scale`: the pre slot's factor for the weights of q, k and v. `cache`: the KVCache of
+        this block. `mask`: see `attend`."""
         B, T, _ = u.shape
         q, k, v = self.project(u, in_scale, rope)
         q = q.view(B, T, -1, self.head_dim)  # (B, T, n_head, head_dim)
@@ -603,8 +603,8 @@ class MLP(nn.Module):
     def forward(
         self, u: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
     ) -> Tensor:
-        """`in_scale`: the scale that the pre slot leaves to gate and up. `product`: for a stack of
-        experts, the function that sends each row to its expert."""
+        """`in_scale`: the pre slot's factor for the weights of gate and up. `product`: for a stack
+        of experts, the function that multiplies each row by the matrix of its expert."""
         if self.fits_kernel(u, product):
             from layers.ffn import ffn
 
@@ -658,7 +658,7 @@ class Residual(nn.Module):
         """`args`: further arguments of f."""
         dtype = self.runtime.stream_dtype
         u = self.pre(x)
-        in_scale = self.pre.factor_for_weight()  # left to the first matrices of f
+        in_scale = self.pre.factor_for_weight()  # deferred to the first matrices of f
         skip = self.skip(x)
         y = self.mid(self.f(u, in_scale, *args))
         x = self.post(add(skip, self.dropout(y), dtype))

@@ -87,8 +87,7 @@ class ViT(Transformer):
         losses = self.cross_entropy(logits, targets)
         if others is not None:
             losses = share * losses + (1 - share) * self.cross_entropy(logits, others)
-        n_targets = (targets != -1).sum().clamp(min=1)
-        return losses.sum() / n_targets
+        return losses.sum() / (targets != -1).sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The cross-entropy of each image (B,), 0 where its target is −1."""
