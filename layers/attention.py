@@ -1,33 +1,40 @@
-"""Attention: which keys a query sees, and the kernel that multiplies. Causal, with a cache, within
-documents, or all.
+"""Attention: which keys a query sees, and the kernel that computes it. Causal, with a cache, within
+documents, or over all keys.
 
 Documents are given by `positions` (B, T), which restart at 0 where a document begins: token i of a
 row belongs to the document that begins at i − positions[i], and sees the keys from there up to
 itself.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from layers.ops import upcast
 
-BLOCK = 128  # queries, and keys, of one tile of FlexAttention
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask  # half a second to import
+
+TILE = 128  # queries, and keys, of one tile of FlexAttention
 
 
-def visible_keys(places, positions, n_keys: int):
-    """(B or 1, 1, T, n_keys) bool: the keys that each query sees, those of its document up to
-    itself.
+def visible_keys(places: Tensor, positions: Tensor | None, n_keys: int) -> Tensor:
+    """(B or 1, 1, T, n_keys) bool: for each query, whether it sees a key. It sees the keys of its
+    document up to itself.
 
-    places (T,): where the queries stand in the row, or in the cache. positions (B, T); None: one
-    document."""
+    places     (T,): index of each query in the row, or in the cache
+    positions  (B, T), position of each query in its document; None: each row is one document"""
     keys = torch.arange(n_keys, device=places.device)
-    mask = (keys <= places[:, None])[None]
+    mask = (keys <= places[:, None])[None]  # (1, T, n_keys)
     if positions is not None:
-        mask = mask & (keys >= (places - positions)[..., None])
+        begin = places - positions  # (B, T)
+        mask = mask & (keys >= begin[..., None])
     return mask[:, None]
 
 
-def additive(mask, dtype: torch.dtype):
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask as numbers that are added to the logits: 0 where it is True, else −∞.
 
     SDPA would make them itself, but anew in each layer, and autograd would keep all of these
@@ -35,63 +42,98 @@ def additive(mask, dtype: torch.dtype):
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
 
 
-def document_blocks(positions):
-    """The same for whole rows, positions (B, T), as FlexAttention's BlockMask: it skips tiles that
-    nothing sees."""
-    from torch.nn.attention.flex_attention import BlockMask  # half a second to import
+def document_blocks(positions: Tensor) -> "BlockMask":
+    """`visible_keys` of whole rows, positions (B, T), as FlexAttention's BlockMask: it skips tiles
+    of which no query sees a key."""
+    from torch.nn.attention.flex_attention import BlockMask
 
-    T, device = positions.shape[1], positions.device
-    # (B, T), where each token's document begins: never decreases
+    T = positions.shape[1]
+    device = positions.device
+    # (B, T): where each token's document begins; never decreases along a row
     begin = torch.arange(T, device=device) - positions
-    first, last = begin[:, ::BLOCK], torch.cat((begin[:, BLOCK - 1 :: BLOCK], begin[:, -1:]), 1)
-    query = torch.arange(first.shape[1], device=device)[:, None]
-    key, first, last = query.T, first[..., None], last[:, : first.shape[1], None]
-    # (B, tiles of queries, tiles of keys): some pair is visible
-    some = (key <= query) & (key >= first // BLOCK)
-    every = (key < query) & (key * BLOCK >= last)  # every pair is, so that its tile needs no mask
+    # (B, tiles): the same for the first and the last query of each tile
+    first = begin[:, ::TILE]
+    last = torch.cat((begin[:, TILE - 1 :: TILE], begin[:, -1:]), 1)
+    n_tiles = first.shape[1]
+    first = first[..., None]
+    last = last[:, :n_tiles, None]
+    query = torch.arange(n_tiles, device=device)[:, None]
+    key = query.T
+    # (B, tiles of queries, tiles of keys)
+    some_seen = (key <= query) & (key >= first // TILE)  # some query sees some key
+    all_seen = (key < query) & (key * TILE >= last)  # every query sees every key: no mask needed
+    partial_counts, partial_tiles = list_tiles(some_seen & ~all_seen)
+    full_counts, full_tiles = list_tiles(all_seen)
 
-    def in_order(tiles):
-        """Their number for each tile of queries, and their indices, which stand before those of the
-        other tiles."""
-        counts, indices = tiles.sum(-1), tiles.int().argsort(dim=-1, descending=True, stable=True)
-        return counts[:, None].int(), indices[:, None].int()
-
-    def sees(b, h, q, k):
+    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (k >= begin[b, q])
 
     return BlockMask.from_kv_blocks(
-        *in_order(some & ~every),
-        *in_order(every),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=sees,
+        partial_counts,
+        partial_tiles,
+        full_counts,
+        full_tiles,
+        BLOCK_SIZE=TILE,
+        mask_mod=is_visible,
         seq_lengths=(T, T),
     )
 
 
-def attend(q, k, v, mask=None, dropout: float = 0.0, causal: bool = True):
+def list_tiles(is_listed: Tensor) -> tuple[Tensor, Tensor]:
+    """The form that BlockMask takes: is_listed (B, tiles of queries, tiles of keys) → for each tile
+    of queries the number of listed tiles of keys (B, 1, tiles), and all indices of tiles of keys,
+    the listed ones first (B, 1, tiles, tiles)."""
+    counts = is_listed.sum(-1)
+    indices = is_listed.int().argsort(dim=-1, descending=True, stable=True)
+    return counts[:, None].int(), indices[:, None].int()
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: "Tensor | BlockMask | None" = None,
+    dropout: float = 0.0,
+    causal: bool = True,
+) -> Tensor:
     """Softmax attention: q (B, H, T, head_dim), k and v (B, H_kv, S, head_dim) → (B, H, T,
     head_dim).
 
-    mask   (B or 1, 1, T, S), as `visible_keys` or `additive` makes it; or a BlockMask, which needs a GPU, is fast only
-           when compiled, and knows no dropout: ValueError; None: all keys, or for several queries
-           those that `causal` leaves"""
+    mask     (B or 1, 1, T, S) from `visible_keys` or `additive`; or a BlockMask, which needs a GPU,
+             is fast only when compiled, and allows no dropout: ValueError. None: no mask but
+             `causal`
+    causal   without a mask, several queries see the keys up to themselves; one query sees all"""
     grouped = q.shape[1] != k.shape[1]
     if mask is not None and not torch.is_tensor(mask):
-        from torch.nn.attention.flex_attention import flex_attention
-
-        if dropout:
-            raise ValueError(
-                "FlexAttention has no dropout: set flex_attention = False on the model"
-            )
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
-    # the CPU's half-precision attention is many times slower there
+        return flex_attend(q, k, v, mask, dropout, grouped)
+    # the CPU's half-precision attention is many times slower for short sequences
     if q.shape[2] < 512 and q.device.type == "cpu":
-        q, k, v = upcast(q), upcast(k), upcast(v)
-    # the kernels with a mask have no grouped heads there
+        q = upcast(q)
+        k = upcast(k)
+        v = upcast(v)
+    # CUDA's kernels with a mask have no grouped heads
     if grouped and mask is not None and q.device.type == "cuda":
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        heads_per_group = q.shape[1] // k.shape[1]
+        k = k.repeat_interleave(heads_per_group, dim=1)
+        v = v.repeat_interleave(heads_per_group, dim=1)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    causal = causal and mask is None and q.shape[2] > 1
-    how = dict(attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped)
-    return F.scaled_dot_product_attention(q, k, v, **how)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal and mask is None and q.shape[2] > 1,
+        enable_gqa=grouped,
+    )
+
+
+def flex_attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: "BlockMask", dropout: float, grouped: bool
+) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if dropout:
+        raise ValueError("FlexAttention has no dropout: set flex_attention = False on the model")
+    return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)

@@ -9,7 +9,8 @@ processes_here = 1
 def own_cores() -> int:
     """Cores that this process may use, shared with the other processes of its run on this
     machine."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return max(1, cores // processes_here)

@@ -2,6 +2,8 @@
 GELU and, backward, multiply by its derivative. For compiled code on Hopper."""
 
 from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +15,14 @@ from layers.ops import cast, forbid_second_derivative, namespace_of, upcast
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-# What the kernels take: dtypes, multiples of so many columns (16 bytes).
-DTYPES = torch.bfloat16, torch.float16
+# the kernels take these dtypes, and sizes that are multiples of ALIGNED entries (16 bytes)
+DTYPES = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 
 
 def ffn(up: Linear, down: Linear, u: Tensor, in_scale: Tensor | None) -> Tensor:
-    """down(gelu(up(u, in_scale))) for matrices whose only vectors are gains before `up`: u (…, C) →
-    (…, C)."""
+    """down(gelu(up(u, in_scale))): u (…, C) → (…, C). The matrices have no biases, and no gains but
+    those before `up`."""
     dtype = up.runtime.compute_dtype
     weight = up.effective_weight()
     scales = up.scales(in_scale)
@@ -38,8 +40,9 @@ class FFN(torch.autograd.Function):
     twice, as by separate passes."""
 
     @staticmethod
-    def forward(ctx, x, up, down):
-        ctx.dtypes = up.dtype, down.dtype
+    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        ctx.up_dtype = up.dtype
+        ctx.down_dtype = down.dtype
         up = up.to(x.dtype)
         down = down.to(x.dtype)
         hidden, slope = OPERATORS.multiply_and_activate(x, up)
@@ -47,14 +50,13 @@ class FFN(torch.autograd.Function):
         return F.linear(hidden, down)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         forbid_second_derivative()
         x, up, down, hidden, slope = ctx.saved_tensors
-        up_dtype, down_dtype = ctx.dtypes
         grad = grad.contiguous()
         d_hidden = OPERATORS.multiply_and_scale(grad, down, slope)
-        d_up = weight_gradient(d_hidden, x, up_dtype)
-        d_down = weight_gradient(grad, hidden, down_dtype)
+        d_up = weight_gradient(d_hidden, x, ctx.up_dtype)
+        d_down = weight_gradient(grad, hidden, ctx.down_dtype)
         return d_hidden @ up, d_up, d_down
 
 
@@ -66,19 +68,19 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast(grad.T @ x, dtype)
 
 
-def kernels():
-    """The same operators by Triton. Imported by name: an exported folder carries this file, and no
-    Triton code."""
+def kernels() -> ModuleType:
+    """The Triton kernels of the operators below. Imported by name: an exported folder carries this
+    file, and no Triton code."""
     return import_module("layers.kernels.ffn")
 
 
-# a copy of this file, from an exported folder, uses what is there
+# A copy of this file, from an exported folder, uses the operators that are registered already.
 if not hasattr(OPERATORS, "multiply_and_scale"):
 
     @torch.library.custom_op(f"{NAMESPACE}::multiply_and_activate", mutates_args=())
     def _activate(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """gelu(h) and gelu'(h) in the dtype of x, of h = x Wᵀ, not rounded: x (N, C), W (n, C) →
-        (N, n) each."""
+        """gelu(h) and gelu'(h) in the dtype of x, where h = x Wᵀ is not rounded: x (N, C), W (n, C)
+        → (N, n) each."""
         if x.is_cuda:
             return kernels().multiply_and_activate(x, weight)
         h = upcast(x) @ upcast(weight).T
@@ -93,7 +95,7 @@ if not hasattr(OPERATORS, "multiply_and_scale"):
         return (upcast(grad) @ upcast(weight) * slope).to(slope.dtype)
 
     @_activate.register_fake
-    def _(x, weight):
+    def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         hidden = x.new_empty(len(x), len(weight))
         return hidden, torch.empty_like(hidden)
 

@@ -1,23 +1,28 @@
-"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes. Where a
-stack of matrices has not one for each process, the rows of every matrix are split: its second
-dimension."""
+"""Helpers for parameters that FSDP2 shards: DTensors, split by rows over processes. A stack of
+matrices whose number does not divide evenly over the processes is split along its second dimension:
+the rows of every matrix."""
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
-def is_sharded(p) -> bool:
+def is_sharded(p: Tensor) -> bool:
     """Whether p is a DTensor. (Importing its class would cost half a second at every start.)"""
     return hasattr(p, "device_mesh")
 
 
 @torch.no_grad()
-def assign(p, full):
-    """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is
-    sent. Of a tensor that is on disk, with a method read_into(out, rows, dim), it reads these rows
-    alone."""
+def assign(p: Tensor, full: Any) -> None:
+    """p ← full, which has p's full shape: a tensor, or one on disk with a method read_into(out,
+    rows, dim). Every process keeps its rows of a sharded p and reads no others; nothing is sent."""
     if hasattr(full, "read_into"):
-        full.read_into(local_shard(p), *((own_rows(p), shard_dim(p)) if is_sharded(p) else ()))
+        if is_sharded(p):
+            full.read_into(local_shard(p), own_rows(p), shard_dim(p))
+        else:
+            full.read_into(p)
         return
     if is_sharded(p):
         from torch.distributed.tensor import distribute_tensor
@@ -26,51 +31,57 @@ def assign(p, full):
     p.copy_(full)
 
 
-def local_shard(p):
+def local_shard(p: Tensor) -> Tensor:
     """The rows of a sharded p that this process holds, perhaps none; a p that is not sharded is
     returned as it is."""
     return p.to_local() if is_sharded(p) else p
 
 
-def full_tensor(p):
+def full_tensor(p: Tensor) -> Tensor:
     """All of p. A sharded p is gathered, so all processes must call this."""
     return p.full_tensor() if is_sharded(p) else p
 
 
-def shard_group(p):
+def shard_group(p: Tensor) -> "dist.ProcessGroup | None":
     """The process group that p's rows are split over; None where p is not sharded."""
+    if not is_sharded(p):
+        return None
     # the last dimension of the mesh is the one that shards; under HSDP there is another, of copies
-    return p.device_mesh.get_group(p.device_mesh.ndim - 1) if is_sharded(p) else None
+    return p.device_mesh.get_group(p.device_mesh.ndim - 1)
 
 
-def shard_dim(p) -> int:
+def shard_dim(p: Tensor) -> int:
     """The dimension of p's rows: along which it is split, 0 where it is not sharded."""
     return p.placements[-1].dim if is_sharded(p) else 0
 
 
-def own_rows(p) -> range:
-    """Which of p's rows this process holds."""
-    n, group = p.shape[shard_dim(p)], shard_group(p)
-    return row_ranges(n, dist.get_world_size(group))[dist.get_rank(group)] if group else range(n)
+def own_rows(p: Tensor) -> range:
+    """Indices of the rows of p that this process holds."""
+    n = p.shape[shard_dim(p)]
+    group = shard_group(p)
+    if group is None:
+        return range(n)
+    return row_ranges(n, dist.get_world_size(group))[dist.get_rank(group)]
 
 
-def choose_dim(p, world_size: int) -> int:
-    """Along which dimension FSDP2 is to split p: the second of a stack whose matrices do not divide
-    evenly over the processes, while their rows do."""
-    return int(p.ndim == 3 and len(p) % world_size > 0 and p.shape[1] % world_size == 0)
+def choose_dim(p: Tensor, world_size: int) -> int:
+    """The dimension along which FSDP2 is to split p: the second of a stack whose matrices do not
+    divide evenly over the processes, while their rows do; else the first."""
+    is_uneven_stack = p.ndim == 3 and len(p) % world_size > 0
+    return int(is_uneven_stack and p.shape[1] % world_size == 0)
 
 
-def shard_numel(p, world_size: int) -> int:
+def shard_numel(p: Tensor, world_size: int) -> int:
     """The entries of the largest shard of p."""
-    return (
-        p.numel() // world_size
-        if choose_dim(p, world_size)
-        else -(-len(p) // world_size) * p.shape[1:].numel()
-    )
+    if choose_dim(p, world_size) == 1:
+        return p.numel() // world_size
+    rows = -(-len(p) // world_size)
+    return rows * p.shape[1:].numel()
 
 
-def row_ranges(n: int, world_size: int) -> list:
+def row_ranges(n: int, world_size: int) -> list[range]:
     """The rows of each process when FSDP2 splits n rows: ⌈n/world_size⌉ each, the last processes
     fewer or none."""
     size = -(-n // world_size)
-    return [range(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(world_size)]
+    starts = [min(rank * size, n) for rank in range(world_size)]
+    return [range(start, min(start + size, n)) for start in starts]

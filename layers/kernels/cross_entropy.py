@@ -1,28 +1,37 @@
 """Cross-entropy of rows of logits, and its gradient in their place.
 
 A row is read twice, the second time from the L2 cache: with 32 warps a GPU holds two rows a
-multiprocessor, 27 MB of GPT-2's on an H100. What inductor makes of the plain code has four times as
-many instructions for a logit, two accurate exponentials among them, and these, not the memory,
-bound it."""
+multiprocessor, 27 MB of GPT-2's on an H100. The kernel that inductor makes of the plain code has
+four times as many instructions for a logit, two accurate exponentials among them, and is bound by
+these, not by the memory."""
 
 import math
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
+LOG2_E = tl.constexpr(math.log2(math.e))
+LN_2 = tl.constexpr(math.log(2))
 LOWEST = tl.constexpr(-1e38)  # where a maximum starts: −inf less −inf would be NaN
-LOAD_BYTES = 16  # of one load of a thread
+LOAD_BYTES = 16  # bytes that a thread loads at once
 MAX_WARPS = 32
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits, targets, losses, vocab_size, width, stride, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
-):
-    """One row, BLOCK logits at a time, AT_ONCE neighbours in a thread, which has a maximum and a
-    sum of its own."""
+    logits: tl.tensor,
+    targets: tl.tensor,
+    losses: tl.tensor,
+    vocab_size: tl.tensor,
+    width: tl.tensor,
+    stride: tl.tensor,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+) -> None:
+    """One row of `width` logits, BLOCK of them at a time, AT_ONCE neighbours in a thread, which
+    has a maximum and a sum of its own. The first three arguments are pointers."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row).to(tl.int32)
@@ -31,7 +40,7 @@ def cross_entropy_kernel(
     first = tl.arange(0, BLOCK // AT_ONCE)[:, None] * AT_ONCE
     columns = first + tl.arange(0, AT_ONCE)[None, :]
 
-    # the logarithm, of base 2, of the sum of the exponentials
+    # the logarithm to base 2 of the sum of the exponentials
     top = tl.full((BLOCK // AT_ONCE,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK // AT_ONCE,), tl.float32)
     for start in range(0, width, BLOCK):
@@ -59,16 +68,25 @@ def cross_entropy_kernel(
         tl.store(logits + start + columns, grad.to(logits.dtype.element_ty), mask=inside)
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Losses (n,) in nats, fp32, of logits (n, V) in fp32, bf16 or fp16, neighbours in memory,
-    which become their gradient. Only the first `vocab_size` logits count, and targets (n,) that are
-    not −1."""
+def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    """Losses (n,) in nats, fp32, of logits (n, V) in fp32, bf16 or fp16, which become their
+    gradient; the logits of a row are neighbours in memory. Only the first `vocab_size` logits
+    count, and targets (n,) that are not −1."""
     rows, width = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # a group of neighbours does not reach into the next row
     at_once = math.gcd(width, LOAD_BYTES // logits.element_size())
-    warps = min(triton.next_power_of_2(-(-width // (32 * at_once))), MAX_WARPS)
-    sizes = dict(BLOCK=32 * warps * at_once, AT_ONCE=at_once, num_warps=warps)
-    strides = vocab_size, width, logits.stride(0)
-    cross_entropy_kernel[(rows,)](logits, targets, losses, *strides, **sizes)
+    warps_of_row = triton.next_power_of_2(-(-width // (32 * at_once)))
+    warps = min(warps_of_row, MAX_WARPS)
+    cross_entropy_kernel[(rows,)](
+        logits,
+        targets,
+        losses,
+        vocab_size,
+        width,
+        logits.stride(0),
+        BLOCK=32 * warps * at_once,
+        AT_ONCE=at_once,
+        num_warps=warps,
+    )
     return losses

@@ -1,1 +1,1 @@
-"""Timing of the training step: what bench.py is made of."""
+"""Timing of the training step, for bench.py."""

@@ -1,6 +1,7 @@
-"""What a benchmark prints and writes: the machine, the figures of each variant, tables of them."""
+"""Output of a benchmark: the machine, the figures of each variant, tables of them."""
 
 import statistics
+from typing import Any
 
 import torch
 
@@ -22,20 +23,17 @@ def format_ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
-def header(setting: Setting) -> dict:
-    """What is measured, and on which machine."""
-    model_config, config, env = setting.model_config, setting.config, setting.env
-    kernels = (
-        choose_kernels(config.kernels, env.device, env.dtype)[1]
-        if config.compile
-        else "none (not compiled)"
-    )
-    full = setting.full_accumulation
-    batch = (
-        "the whole batch_size"
-        if setting.accumulation == full
-        else f"batch_size={config.batch_size} needs {full}"
-    )
+def header(setting: Setting) -> dict[str, Any]:
+    """The machine, and the choices that all variants share: {name: fact}."""
+    model_config = setting.model_config
+    config = setting.config
+    env = setting.env
+    kernels = "none (not compiled)"
+    if config.compile:
+        _, kernels = choose_kernels(config.kernels, env.device, env.dtype)
+    batch = "the whole batch_size"
+    if setting.accumulation != setting.full_accumulation:
+        batch = f"batch_size={config.batch_size} needs {setting.full_accumulation}"
     rows = f"{setting.micro} {setting.task.row_noun} of {model_config.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
@@ -51,13 +49,14 @@ def header(setting: Setting) -> dict:
     }
 
 
-def figures(variant: Variant, reference: Variant) -> dict:
-    """Everything measured of a variant, in plain values."""
+def figures(variant: Variant, reference: Variant) -> dict[str, Any]:
+    """All measurements of a variant, in plain values."""
     setting = variant.setting
     seconds = statistics.median(variant.rounds)
     ratios = speed_ratios(variant, reference)
     flops = variant.model.flops_per_token() * variant.tokens / seconds
     peak = peak_flops(setting.env.device, variant.dtype, setting.config.peak_flops)
+    counts = setting.task.step_counts(setting.rows)  # of images: {"images_per_s": their number}
     return dict(
         name=variant.name,
         reference=reference.name,
@@ -66,7 +65,7 @@ def figures(variant: Variant, reference: Variant) -> dict:
         step_tokens=variant.tokens,
         batch_size=setting.config.batch_size,
         tokens_per_s=variant.tokens / seconds,
-        **{name: n / seconds for name, n in setting.task.step_counts(setting.rows).items()},
+        **{name: n / seconds for name, n in counts.items()},
         step_s=seconds,
         rounds_s=variant.rounds,
         parts_s=variant.parts,
@@ -81,41 +80,43 @@ def figures(variant: Variant, reference: Variant) -> dict:
     )
 
 
-def steps_row(row: dict) -> dict:
+def steps_row(row: dict[str, Any]) -> dict[str, str]:
     """A variant's row in the table of whole steps: {title: text}."""
+    cells = {"": row["name"], "tokens/s": f"{row['tokens_per_s']:,.0f}"}
+    if "images_per_s" in row:
+        cells["images/s"] = f"{row['images_per_s']:,.0f}"
     rounds = row["rounds_s"]
-    images = {"images/s": f"{row['images_per_s']:,.0f}"} if "images_per_s" in row else {}
-    return {
-        "": row["name"],
-        "tokens/s": f"{row['tokens_per_s']:,.0f}",
-        **images,
-        "ms/step": format_ms(row["step_s"]),
-        "rounds": f"{format_ms(min(rounds))}…{format_ms(max(rounds))}",
-        "MFU": "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}",
-        "memory": "n/a"
-        if row["peak_mem_bytes"] is None
-        else f"{row['peak_mem_bytes'] / 1e9:.3g} GB",
-        "compile s": "n/a" if row["compile_s"] is None else f"{row['compile_s']:.1f}",
-        f"× {row['reference']} (rounds)": f"{row['ratio']:.3f} ({row['ratio_min']:.3f}…{row['ratio_max']:.3f})",
-    }
+    cells["ms/step"] = format_ms(row["step_s"])
+    cells["rounds"] = f"{format_ms(min(rounds))}…{format_ms(max(rounds))}"
+    mfu = row["mfu"]
+    cells["MFU"] = "n/a" if mfu is None else f"{mfu:.1%}"
+    memory = row["peak_mem_bytes"]
+    cells["memory"] = "n/a" if memory is None else f"{memory / 1e9:.3g} GB"
+    compile_s = row["compile_s"]
+    cells["compile s"] = "n/a" if compile_s is None else f"{compile_s:.1f}"
+    ratios = f"{row['ratio']:.3f} ({row['ratio_min']:.3f}…{row['ratio_max']:.3f})"
+    cells[f"× {row['reference']} (rounds)"] = ratios
+    return cells
 
 
-def parts_row(row: dict) -> dict:
+def parts_row(row: dict[str, Any]) -> dict[str, str]:
     """A variant's row in the table of parts: {title: text}."""
-    parts = {part + ("+loss" if part == "forward" else ""): row["parts_s"][part] for part in PARTS}
-    return {
-        "": row["name"],
-        **{title: format_ms(seconds) for title, seconds in parts.items()},
-        "sum": format_ms(sum(parts.values())),
-    }
+    seconds = row["parts_s"]
+    cells = {"": row["name"]}
+    for part in PARTS:
+        title = "forward+loss" if part == "forward" else part
+        cells[title] = format_ms(seconds[part])
+    cells["sum"] = format_ms(sum(seconds[part] for part in PARTS))
+    return cells
 
 
-def make_table(rows: list[dict]) -> list[str]:
+def make_table(rows: list[dict[str, str]]) -> list[str]:
     """Lines of a table of rows {title: text}."""
-    return table([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
+    titles = tuple(rows[0])
+    return table([titles, *(tuple(row.values()) for row in rows)])
 
 
-def describe_variants(rows: list[dict]) -> list[str]:
+def describe_variants(rows: list[dict[str, Any]]) -> list[str]:
     """The figures of all variants as two tables: whole steps, and their parts."""
     return [
         *make_table([steps_row(row) for row in rows]),

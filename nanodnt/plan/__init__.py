@@ -1,2 +1,2 @@
-"""What a configuration comes to before anything is trained: equations, counts, memory, learning
-rates, a plan."""
+"""Summary of a configuration before anything is trained: equations, counts, memory, learning rates,
+a plan."""

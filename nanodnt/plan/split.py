@@ -1,19 +1,23 @@
-"""How a run is split over GPUs, by the bytes that a step needs: DDP or FSDP2, what FSDP keeps, the
-micro batch."""
+"""The choice how a run is split over GPUs, by the bytes that a step needs: DDP or FSDP2, the
+weights that FSDP keeps, the micro batch."""
 
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from layers.sharding import shard_numel
+from model import Transformer
 from nanodnt.engine import prepare_model, split_batch
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Held, Peak, StepMemory, state_tensors, total_bytes
 from nanodnt.run.compilation import choose_blocks
-from nanodnt.run.environment import Split, possible_parallel
+from nanodnt.run.environment import Env, Split, possible_parallel
 from nanodnt.run.parallel import (
     block_matrices,
     choose_shard_size,
@@ -21,9 +25,10 @@ from nanodnt.run.parallel import (
     own_head,
     padded_numel,
 )
+from nanodnt.settings import TrainConfig
 
 BUSY = 4096  # tokens of a micro batch that keep a GPU busy: our choice
-# Of what is counted as kept for the backward pass, compiled code keeps at least this share: our
+# Smallest share of the bytes counted as "kept for the backward" that compiled code keeps: our
 # choice, below the 0.58 of GPT-2 and the 0.55 of DNT that were measured on an H100
 # (docs/results/speed.md).
 COMPILED = 0.5
@@ -38,56 +43,74 @@ class Way(NamedTuple):
     held: Held
 
 
-def one_gpu(model, optimizer) -> Way:
+def one_gpu(model: Transformer, optimizer: Optimizer) -> Way:
     """One process that holds everything."""
     weights = total_bytes(model.parameters())
     held = Held(
-        weights + total_bytes(model.buffers()), weights, total_bytes(state_tensors(optimizer))
+        weights=weights + total_bytes(model.buffers()),
+        gradients=weights,
+        state=total_bytes(state_tensors(optimizer)),
     )
     return Way("one GPU", "none", True, held)
 
 
-def ddp(model, optimizer, config, gpus: int) -> Way:
-    """Everything in each process. By blocks buckets hold the gradients all the time; as one graph
-    gradients are sent after the backward pass, in a copy of which they are views afterwards."""
+def ddp(model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int) -> Way:
+    """Everything in each process. If blocks are compiled one by one, buckets hold the gradients all
+    the time. In one graph, gradients are sent after the backward pass, as a copy; then they are
+    views of it."""
     held = one_gpu(model, optimizer).held
     messages = message_bytes(optimizer, gpus)
-    if choose_blocks(config, model, "ddp", gpus)[0]:
-        buckets = dict.fromkeys(
-            ("forward", "loss", "backward", "clip", "optimizer"), held.gradients
-        )
+    by_blocks, _ = choose_blocks(config, model, "ddp", gpus)
+    if by_blocks:
+        phases = ("forward", "loss", "backward", "clip", "optimizer")
+        buckets = dict.fromkeys(phases, held.gradients)
         buckets["optimizer"] += messages
-        return Way("DDP", "ddp", True, held._replace(gradients=0, extra=buckets))
-    return Way(
-        "DDP", "ddp", True, held._replace(extra=dict(reduction=held.gradients, optimizer=messages))
-    )
+        held = held._replace(gradients=0, extra=buckets)
+    else:
+        held = held._replace(extra=dict(reduction=held.gradients, optimizer=messages))
+    return Way("DDP", "ddp", True, held)
 
 
-def fsdp(model, optimizer, config, gpus: int, keep: bool) -> Way:
-    """A shard in each process, and what is gathered: an upper bound, by our inference.
+def fsdp(
+    model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int, keep: bool
+) -> Way:
+    """A shard in each process, and the gathered copies: an upper bound, by our inference.
 
     The root group is gathered from the start of a step to its end, then its gradients are reduced.
     Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the
     matrices of one block, and those of the next one twice, gathered and copied out. In the backward
     pass it also holds the gradients of that block, and in fp32 those of the block before, or of the
-    head, which are being reduced. ValueError if fsdp_shard_size does not divide `gpus`."""
+    head, which are being reduced. Raises ValueError if fsdp_shard_size does not divide `gpus`."""
     n = choose_shard_size(config.fsdp_shard_size, gpus)
-    parameters, head = list(model.parameters()), own_head(model)
-    itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
+    parameters = list(model.parameters())
+    matrices = block_matrices(model)
+    head = own_head(model)
+    head_parameters = list(head.parameters()) if head else []
+    root = total_bytes(parameters) - total_bytes(matrices) - total_bytes(head_parameters)
+
+    # numbers of entries that are gathered for each block, and for the head
     blocks = [padded_numel(block_matrices(block), n) for block in model.blocks]
-    head_numel = padded_numel(head.parameters(), n) if head else 0
-    matrices = total_bytes(block_matrices(model))
-    root = total_bytes(parameters) - matrices - (total_bytes(head.parameters()) if head else 0)
+    head_numel = padded_numel(head_parameters, n)
+    itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
     block = itemsize * max(blocks)
-    gathered = root + itemsize * head_numel + (itemsize * sum(blocks) if keep else block)
+    gathered = root + itemsize * head_numel
     reduced = 4 * max(*blocks, head_numel)
+    if keep:
+        name = "FSDP"
+        gathered += itemsize * sum(blocks)
+        blocks_in_backward = 1
+        full_gradients = total_bytes(parameters)
+    else:
+        name = "FSDP by blocks"
+        gathered += block
+        blocks_in_backward = 3
+        full_gradients = total_bytes(parameters) - total_bytes(matrices)
     extra = dict(
         forward=gathered + 2 * block,
         loss=gathered + block,
-        backward=gathered + (1 if keep else 3) * block + reduced,
+        backward=gathered + blocks_in_backward * block + reduced,
         reduction=3 * root,
     )
-    full_gradients = total_bytes(parameters) - (0 if keep else matrices)
     shard = shard_bytes(parameters, n)
     held = Held(
         weights=shard + total_bytes(model.buffers()),
@@ -96,10 +119,12 @@ def fsdp(model, optimizer, config, gpus: int, keep: bool) -> Way:
         extra=extra,
         accumulated=dict.fromkeys(("forward", "loss", "backward"), full_gradients),
     )
-    return Way("FSDP" if keep else "FSDP by blocks", "fsdp", keep, held)
+    return Way(name, "fsdp", keep, held)
 
 
-def list_ways(parallel: str, model, optimizer, config, gpus: int) -> list[Way]:
+def list_ways(
+    parallel: str, model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int
+) -> list[Way]:
     """The ways of `parallel`, none, ddp or fsdp, the one with the fewest messages first."""
     if parallel == "none":
         return [one_gpu(model, optimizer)]
@@ -108,23 +133,26 @@ def list_ways(parallel: str, model, optimizer, config, gpus: int) -> list[Way]:
     return [fsdp(model, optimizer, config, gpus, keep) for keep in (True, False)]
 
 
-def shard_bytes(tensors, n: int) -> int:
+def shard_bytes(tensors: Iterable[Tensor], n: int) -> int:
     """The size of the largest shard of n processes. Tensors without dimensions are on every
     process."""
-    return sum(t.element_size() * (shard_numel(t, n) if t.ndim else 1) for t in tensors)
+    total = 0
+    for t in tensors:
+        total += t.element_size() * (shard_numel(t, n) if t.ndim else 1)
+    return total
 
 
-def message_bytes(optimizer, gpus: int) -> int:
+def message_bytes(optimizer: Optimizer, gpus: int) -> int:
     """The size of Muon's messages under DDP: for the two largest shapes of matrices, the updates
     that a process sends and those that it receives. Other optimizers send none."""
     sizes = []
     for group in optimizer.param_groups:
-        if group["rule"] == "muon":
-            itemsize = getattr(torch, group["ns_dtype"]).itemsize
-            for shape, count in Counter(p.shape for p in group["params"]).items():
-                # as many matrices as the process sends that owns the most
-                sent = math.ceil(count / gpus)
-                sizes.append(itemsize * math.prod(shape) * sent * (gpus + 1))
+        if group["rule"] != "muon":
+            continue
+        itemsize = getattr(torch, group["ns_dtype"]).itemsize
+        for shape, count in Counter(p.shape for p in group["params"]).items():
+            sent = math.ceil(count / gpus)  # matrices that the process with the most of them sends
+            sizes.append(itemsize * math.prod(shape) * sent * (gpus + 1))
     return sum(sorted(sizes)[-2:])
 
 
@@ -132,9 +160,11 @@ def largest_micro_batch(step: StepMemory, way: Way, share: int, limit: float) ->
     """The largest divisor of `share`, the rows of one process, whose peak is within `limit` bytes;
     else 1."""
     valid = divisors(share)
-    n_fit = bisect_left(
-        valid, True, key=lambda micro: step.peak(micro, share, way.held).total > limit
-    )
+
+    def is_too_large(micro: int) -> bool:
+        return step.peak(micro, share, way.held).total > limit
+
+    n_fit = bisect_left(valid, True, key=is_too_large)
     return valid[max(n_fit - 1, 0)]
 
 
@@ -152,43 +182,57 @@ def choose_way(step: StepMemory, ways: list[Way], share: int, wanted: int, limit
 
 def busy_micro_batch(block_size: int, share: int) -> int:
     """The smallest divisor of `share` that has BUSY tokens, or `share`."""
-    return next((micro for micro in divisors(share) if micro * block_size >= BUSY), share)
+    for micro in divisors(share):
+        if micro * block_size >= BUSY:
+            return micro
+    return share
 
 
-def count_step(model, config, env) -> tuple:
-    """(an empty copy of the model as `env` computes it, its optimizer, StepMemory)."""
-    model = prepare_model(type(model).empty(model.config), config, env, torch.device("meta"))
+class CountedStep(NamedTuple):
+    """A step on the meta device, to be counted."""
+
+    model: Transformer
+    optimizer: Optimizer
+    memory: StepMemory
+
+
+def count_step(model: Transformer, config: TrainConfig, env: Env) -> CountedStep:
+    """The step of an empty copy of the model, as `env` computes it."""
+    copy = prepare_model(type(model).empty(model.config), config, env, torch.device("meta"))
     # after prepare_model, which sets the dtype of Muon's products
-    optimizer = make_optimizer(model, config)
-    return model, optimizer, StepMemory(model, optimizer, config, config.activation_checkpointing)
+    optimizer = make_optimizer(copy, config)
+    memory = StepMemory(copy, optimizer, config, config.activation_checkpointing)
+    return CountedStep(copy, optimizer, memory)
 
 
-def choose_split(model, config, env, limit: float) -> Split:
-    """How a run of the empty `model` is split over the processes of `env`, each with a GPU that has
+def choose_split(model: Transformer, config: TrainConfig, env: Env, limit: float) -> Split:
+    """The split of a run of the empty `model` over the processes of `env`, each with a GPU that has
     `limit` bytes for tensors.
 
-    Of the ways that `config.parallel` allows, it is the one with the fewest messages in which a
-    micro batch fits that is set, or has BUSY tokens; then, if none is set, the largest micro batch
-    that fits. The count is of the eager step: an upper bound for compiled ones. ValueError if it
-    would not fit, not even compiled, by `least_bytes`; unless must_fit is False."""
+    The way is the one with the fewest messages, among those that `config.parallel` allows, in which
+    the micro batch fits that is set, or one of BUSY tokens. Then, if none is set, the micro batch
+    is the largest that fits. The bytes counted are those of the eager step: an upper bound for
+    compiled ones. Raises ValueError if a step would not fit, not even compiled, by `least_bytes`;
+    unless must_fit is False."""
     given = config.micro_batch_size
-    share = math.prod(split_batch(config.batch_size, given, env.world_size))
+    micro, accumulation = split_batch(config.batch_size, given, env.world_size)
+    share = micro * accumulation  # rows of one process in a step
     copy, optimizer, step = count_step(model, config, env)
-    kinds = possible_parallel(config.parallel, env)
-    ways = [
-        way for kind in kinds for way in list_ways(kind, copy, optimizer, config, env.world_size)
-    ]
-    way = choose_way(
-        step, ways, share, given or busy_micro_batch(model.config.block_size, share), limit
-    )
+    ways = []
+    for parallel in possible_parallel(config.parallel, env):
+        ways += list_ways(parallel, copy, optimizer, config, env.world_size)
+    wanted = given or busy_micro_batch(model.config.block_size, share)
+    way = choose_way(step, ways, share, wanted, limit)
     micro = given or largest_micro_batch(step, way, share, limit)
     peak = step.peak(micro, share, way.held)
     memory = f"{peak.total / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
     if least_bytes(peak, config) > limit and config.must_fit and not config.eval_only:
-        problem = f"a step does not fit into a GPU with micro_batch_size={micro} ({memory})"
-        less = "--micro_batch_size=0 and --activation_checkpointing=True need less, more GPUs with --parallel=auto too"
-        plan = "`python model.py CONFIG --plan --gpus=N` says what fits"
-        raise ValueError(f"{problem}: {less}; {plan}; --must_fit=False tries it all the same")
+        raise ValueError(
+            f"a step does not fit into a GPU with micro_batch_size={micro} ({memory}): "
+            "--micro_batch_size=0 and --activation_checkpointing=True need less, more GPUs with "
+            "--parallel=auto too; `python model.py CONFIG --plan --gpus=N` says what fits; "
+            "--must_fit=False tries it all the same"
+        )
     chosen = "as set" if given else "auto: the largest that fits"
     line = f"micro_batch_size {micro} ({chosen}; {memory})"
     if peak.total > limit:
@@ -196,9 +240,9 @@ def choose_split(model, config, env, limit: float) -> Split:
     return Split(way.parallel, way.keep, micro, share // micro, line)
 
 
-def least_bytes(peak: Peak, config) -> float:
-    """What is needed at least of what was counted, where the step may be compiled. (Checkpointing
-    keeps no more than it must.)"""
+def least_bytes(peak: Peak, config: TrainConfig) -> float:
+    """The bytes that the step needs at least. A step that may be compiled needs fewer than were
+    counted, unless it checkpoints, which keeps no more than it must."""
     if config.compile is False or config.activation_checkpointing:
         return peak.total
     return peak.total - (1 - COMPILED) * peak.parts["kept for the backward"]

@@ -5,9 +5,9 @@ a dataset does. To add a task:
 1. A subclass in a file of its own, which `task_of_data` returns for its kind.
 2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py, and in `BESIDE` of nanodnt/prepare/script.py; a `PreparedData`
    that reads them, a script that prepares them.
-3. With a network of its own: its fields in `GPTConfig`, and in CHOOSES, OF and SIZES of layers/rules.py. Roles of its
-   parameters are those of layers/roles.py; `patch` is the matrix that reads the input.
-4. Its flags of training: fields of TrainConfig, in a section of their own, and their names in FLAGS. There, as in OF,
+3. With a network of its own: its fields in `GPTConfig`, and in CHOOSES, KIND_FLAGS and KIND_SIZES of layers/rules.py. Roles
+   of its parameters are those of layers/roles.py; `patch` is the matrix that reads the input.
+4. Its flags of training: fields of TrainConfig, in a section of their own, and their names in FLAGS. There, as in KIND_FLAGS,
    one may stand under several kinds.
 """
 

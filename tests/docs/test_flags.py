@@ -12,7 +12,7 @@ from layers import rules
 from layers.roles import ROLES
 from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
-from support.models import rule_lines
+from support.models import places_of, refusals
 from support.pages import FLAGS, ROOT, load, outline, rows_with
 
 pytestmark = pytest.mark.house
@@ -21,8 +21,21 @@ PAGES = {
     for name in ("layouts", "optimizers", "moe", "images")
 }
 LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
-RULES = {"layouts": (rules.norms, rules.scales), "moe": (rules.experts,), "images": (rules.images,)}
-# functions that refuse
+# functions that refuse: of layers.rules, and others
+RULES = {
+    "layouts": [
+        rules.check_norm_places,
+        rules.check_norm_groups,
+        rules.check_dyt,
+        rules.check_double_norms,
+        rules.check_lns,
+        rules.check_stream_scales,
+        rules.check_branch_scale,
+        rules.check_gains,
+    ],
+    "moe": [rules.check_experts],
+    "images": [rules.check_kind, rules.check_image_size],
+}
 CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}
 CHECKS["optimizers"] += [
     function
@@ -91,19 +104,13 @@ def test_noted_flags_print_a_note_and_the_other_schemes_none():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
-    wanted = rule_lines(*RULES[page]).keys() if page in RULES else set()
-    for check in CHECKS.get(page, ()):
-        lines, first = inspect.getsourcelines(check)
-        wanted |= {(check.__name__, n) for n, line in enumerate(lines, first) if " refuse(" in line}
+    wanted = refusals(*RULES.get(page, ()), *CHECKS.get(page, ()))
     reached = set()
     for text in REFUSED[page]:
         with pytest.raises(ValueError) as caught:
             start(text)
         assert len(str(caught.value).splitlines()) == 1
-        reached |= {(entry.frame.code.name, entry.lineno + 1) for entry in caught.traceback}
-        for rule in RULES.get(page, ()):
-            found = rule(read(text)[0])
-            reached |= {(rule.__name__, found.gi_frame.f_lineno) for wrong, _ in found if wrong}
+        reached |= places_of(caught)
     assert wanted and wanted - reached == set(), "a refusal without a row"
 
 

@@ -245,16 +245,18 @@ def gradients(model, *args):
 # ----------------------------------------------------------------------------------------- refusals
 
 
-def rule_lines(*groups) -> dict:
-    """{(function, line number): line} of every rule in these functions of layers.rules."""
-    lines_of = {}
-    for group in groups:
-        lines, first = inspect.getsourcelines(group)
-        found = {
-            (group.__name__, number): line
-            for number, line in enumerate(lines, first)
-            if " yield " in line
+def refusals(*functions, call: str = " refuse(") -> set:
+    """(function, line number) of every line in these functions that refuses: by `refuse` of
+    layers.rules, or by another call."""
+    places = set()
+    for function in functions:
+        lines, first = inspect.getsourcelines(function)
+        places |= {
+            (function.__name__, number) for number, line in enumerate(lines, first) if call in line
         }
-        assert found, group
-        lines_of |= found
-    return lines_of
+    return places
+
+
+def places_of(caught) -> set:
+    """(function, line number) of every call on the way to the error that pytest.raises caught."""
+    return {(entry.frame.code.name, entry.lineno + 1) for entry in caught.traceback}

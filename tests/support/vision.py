@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from layers.rules import OF
+from layers.rules import KIND_FLAGS
 from model import GPTConfig
 from nanodnt.data import sha256
 from support import reference
@@ -21,7 +21,7 @@ POOLS = ("cls", "mean")
 
 def config_of(flags, n_layer=2) -> GPTConfig:
     """The config of a small ViT; what only text has is left out of the flags."""
-    flags = {name: value for name, value in flags.items() if name not in OF["text"]}
+    flags = {name: value for name, value in flags.items() if name not in KIND_FLAGS["text"]}
     config = GPTConfig(**{**SIZE, "n_layer": n_layer, **flags})
     config.block_size = config.image_tokens
     return config

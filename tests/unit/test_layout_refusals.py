@@ -18,7 +18,7 @@ from nanodnt.optim import make_optimizer
 from nanodnt.tasks import task_of
 from nanodnt.weights import model_from_checkpoint, profile_admin
 from support.hypotheses import drawn
-from support.models import FIXUP, POST, SCHEMES, rule_lines
+from support.models import FIXUP, POST, SCHEMES, places_of, refusals
 from support.optimizers import settings as step_settings
 
 TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
@@ -96,7 +96,7 @@ REFUSED = (
         "gain_param=expmagdir branch_scale_init=0.0 positive",
     ),
 )
-RULES = (rules.values, rules.images, rules.sizes, rules.experts, rules.norms, rules.scales)
+CHECKS = [function for name, function in vars(rules).items() if name.startswith("check_")]
 
 
 @pytest.mark.parametrize("flags, words", REFUSED, ids=str)
@@ -109,20 +109,15 @@ def test_bad_flags_are_refused_in_one_line_that_names_them(flags, words):
         assert word in message, message
 
 
-def refusing_line(config) -> tuple:
-    """(function of layers.rules, line number) of the rule that refuses config."""
-    for group in RULES:
-        found = group(config)
-        for wrong, _ in found:
-            if wrong:
-                return group.__name__, found.gi_frame.f_lineno
-    raise AssertionError(f"nothing refuses {config}")
-
-
 def test_every_rule_refuses_something():
     """So that a rule that is lost, or turned around, makes a test fail."""
-    reached = {refusing_line(GPTConfig(**TINY | flags)) for flags, _ in REFUSED}
-    assert rule_lines(*RULES).keys() - reached == set()
+    reached = set()
+    for flags, _ in REFUSED:
+        with pytest.raises(ValueError) as caught:
+            rules.check_config(GPTConfig(**TINY | flags))
+        reached |= places_of(caught)
+    wanted = refusals(*CHECKS)
+    assert len(wanted) > 30 and wanted - reached == set()
 
 
 @pytest.mark.parametrize(
