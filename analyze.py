@@ -1,13 +1,16 @@
 """The papers' figures from runs, and runs compared.
 
-python analyze.py out/dnt_small                                # every figure that applies, in out/dnt_small/analysis
-python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # side by side, and a page, report.md
-python analyze.py out/dnt_small/step_2000.pt --figures=gradients   # one checkpoint: DNT's Fig. 1 is of an early one
-python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal  # LNS's Figs. 2-3, a published model
+python analyze.py out/dnt_small                    # figures that apply, in out/dnt_small/analysis
+python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # and report.md
+python analyze.py out/dnt_small/step_2000.pt --figures=gradients             # one checkpoint
+python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal
+
+The second compares runs side by side. The third takes an early checkpoint, as DNT's Fig. 1 does.
+The last draws LNS's Figs. 2 and 3 of a published model.
 
 Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was
 measured. docs/analysis.md lists the figures; studies/analysis defines their numbers. They are
-measured on validation windows, the same every time. What changes over training is read from the
+measured on validation windows, the same every time. Changes over training are read from the
 checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
 """
 
@@ -32,11 +35,12 @@ def main() -> int:
             )
         return analyze([Path(config.init_from)], config)
     if not paths:
-        how = (
-            "a run directory or a checkpoint of one; or --init_from=FOLDER, a model of Hugging Face"
+        raise ValueError(
+            "no run is named: python analyze.py RUN [RUN ...], a run directory or a checkpoint of "
+            "one; or --init_from=FOLDER, a model of Hugging Face"
         )
-        raise ValueError(f"no run is named: python analyze.py RUN [RUN ...], {how}")
-    if missing := [str(path) for path in paths if not path.exists()]:
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
         raise ValueError(
             f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them"
         )

@@ -1,23 +1,30 @@
 """Trained models evaluated: on any text, on answers, and on the tasks of lm-evaluation-harness.
 
-python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md     # nats per token, bits per byte
-python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # a prepared dataset's validation split
-python evaluate.py --out_dir=out/sft --tasks=answers --input=faq.jsonl        # nats per token of answers, exact match
-python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
-python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
-python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15   # a model of Hugging Face
-python evaluate.py --out_dir=out/lns_350m --tasks=arc_easy --without_block=all   # without each block, as LNS's Fig. 3
-python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
+Nats per token and bits per byte of a text file, or of a prepared dataset's validation split; nats
+per token of answers, and exact match:
+    python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md
+    python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext
+    python evaluate.py --out_dir=out/sft --tasks=answers --input=faq.jsonl
+Tasks of the harness, which need `make install-eval` and a network; dyt15: those of the DyT paper:
+    python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy
+    python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15
+A model of Hugging Face; a run without each of its blocks, as in LNS's Fig. 3:
+    python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15
+    python evaluate.py --out_dir=out/lns_350m --tasks=arc_easy --without_block=all
+Earlier results, side by side:
+    python evaluate.py --out_dir=out/dnt_small,out/lns_350m
 
 Results are added to evaluation.json in the run directory; a task that is evaluated again is
-replaced. One without a block is another task: "arc_easy without block 3". The blocks that are left
-keep their own number ℓ (LNS's 1/√ℓ).
+replaced. A run without a block is another task: "arc_easy without block 3". The other blocks keep
+their number ℓ (LNS's 1/√ℓ).
 """
 
 import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
@@ -34,14 +41,14 @@ from nanodnt.run.environment import Env, environment
 from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.weights import load_trained, without_block
 
-TIMEOUT_S = 60  # for other processes, of which there are none
+TIMEOUT_S = 60  # for other processes; this command has none
 
 
 def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
-    """Evaluate every run on every task, and write what is found, one task or group after the
+    """Evaluate every run on every task, and write the results, one task or group after the
     other."""
     folders = config.folders()
-    # everything that can be wrong is looked at before the work begins
+    # all mistakes of the user are found before the work begins
     for folder in folders:
         read_results(folder)
         check_folder(Path(folder), "--out_dir")
@@ -49,22 +56,15 @@ def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
-    left_out = {
-        folder: config.left_out(run.model.config.n_layer, run.source)
-        for folder, run in runs.items()
-    }
-    sources = {folder: open_sources(config, run) for folder, run in runs.items()}
+    left_out = {}
+    sources = {}
+    for folder, run in runs.items():
+        left_out[folder] = config.left_out(run.model.config.n_layer, run.source)
+        sources[folder] = open_sources(config, run)
     names = [name for name in config.task_names() if name not in ("text", "answers")]
     harness = import_harness() if names else None
     tasks = harness.find_tasks(names, config.task_folder) if names else None
-    record = run_record()
-    about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device))
-    about |= dict(
-        dtype=str(env.dtype).removeprefix("torch."),
-        batch_size=config.batch_size,
-        date=record["started"],
-    )
-    about |= {key: record[key] for key in ("command", "versions", "git_commit")}
+    about = describe_evaluation(config, env)
 
     for folder in folders:
         run = runs.pop(folder)
@@ -74,22 +74,35 @@ def evaluate_runs(config: EvaluateConfig, env: Env) -> None:
         for number in left_out[folder]:
             without = f" without block {number}" if number else ""
             print(f"evaluating {run.source}, step {run.step}{without}", flush=True)
-            if sources[folder]:
-                with without_block(run.model, number):
-                    found = {
-                        its.task: score(run.model, its, config.batch_size, unused)
-                        for its in sources[folder]
-                    }
-                write_results(
-                    folder, found | mean_entry(found), without, about | {"step": run.step}
-                )
+            entries = {}
+            with without_block(run.model, number):
+                for source in sources[folder]:
+                    entries[source.task] = score(run.model, source, config.batch_size, unused)
+            if entries:
+                entries |= mean_entry(entries)
+                write_results(folder, entries, without, about | {"step": run.step})
             for name in names:  # each is written at once: a later one may fail
-                found = harness.run_task(name, lm, number, tasks, config)
-                write_results(folder, found, without, about | {"step": run.step})
+                entries = harness.run_task(name, lm, number, tasks, config)
+                write_results(folder, entries, without, about | {"step": run.step})
 
 
-def import_harness():
-    """The module that runs tasks of lm-evaluation-harness. ValueError where that is not
+def describe_evaluation(config: EvaluateConfig, env: Env) -> dict[str, Any]:
+    """The fields that all entries of this command have in common."""
+    record = run_record()
+    return {
+        "checkpoint": config.init_from or config.checkpoint,
+        "device": str(env.device),
+        "dtype": str(env.dtype).removeprefix("torch."),
+        "batch_size": config.batch_size,
+        "date": record["started"],
+        "command": record["command"],
+        "versions": record["versions"],
+        "git_commit": record["git_commit"],
+    }
+
+
+def import_harness() -> ModuleType:
+    """The module that runs tasks of lm-evaluation-harness. ValueError where the harness is not
     installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(
@@ -114,12 +127,13 @@ def main() -> int:
     if config.task_names():
         with environment(config.device, config.dtype, TIMEOUT_S) as env:
             evaluate_runs(config, env)
-    found = {folder: read_results(folder) for folder in config.folders()}
-    if missing := [folder for folder, tasks in found.items() if not tasks]:
+    results = {folder: read_results(folder) for folder in config.folders()}
+    missing = [folder for folder, tasks in results.items() if not tasks]
+    if missing:
         raise ValueError(
             f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15"
         )
-    print("\n".join(compare_results(found)))
+    print("\n".join(compare_results(results)))
     return 0
 
 

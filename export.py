@@ -1,11 +1,11 @@
 """A trained model for `transformers`: safetensors, config.json, tokenizer files.
 
-python export.py --out_dir=out/quickstart --to=exported/quickstart python export.py
---out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama --dtype=bfloat16
+python export.py --out_dir=out/quickstart --to=exported/quickstart
+python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama
 
 A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that architecture;
-constants and gains that it lacks, LNS's for one, are multiplied into the weights. Every other takes
-its code along: trust_remote_code=True.
+constants and gains that it lacks, such as LNS's, are multiplied into the weights. Every other
+layout is exported with its modeling code: trust_remote_code=True.
 """
 
 import sys
@@ -29,9 +29,10 @@ class ExportConfig:
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     to: PathName = ""  # the folder to write, which must not exist
     target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"
-    #   architecture; auto = the first of transformers' own that computes the same, else nanodnt: the
-    #   network's own code
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
+    #   architecture; auto = the first architecture of transformers that computes the same, else
+    #   nanodnt: the network's own code
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # dtype of the weights in the
+    #   files
     compare: bool = True  # where transformers is installed: load the folder, and compare its logits
     #   with the model's
 
@@ -42,12 +43,18 @@ def main() -> None:
     if not config.to:
         raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
     trained = load_trained(config.out_dir, config.checkpoint)
-    how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
-    kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)
-    seen = "transformers computes the same" if checked else "not compared"
+    kind, checked = write_pretrained(
+        trained.model,
+        trained.meta,
+        Path(config.to),
+        target=config.target,
+        dtype=getattr(torch, config.dtype),
+        check=config.compare,
+    )
+    check = "transformers computes the same" if checked else "not compared"
     code = ", trust_remote_code=True" if kind == "nanodnt" else ""
     print(
-        f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({seen})"
+        f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({check})"
     )
     print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')
 

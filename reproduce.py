@@ -1,16 +1,16 @@
 """Test claims, the papers' or yours: tune, train, measure, judge, and write a page with a figure.
 
-python reproduce.py                                    # the papers' claims on language models: hours on CPU cores
-python reproduce.py --claims=config/studies/digits.py  # those on images, on handwritten digits: an hour
-python reproduce.py --claims=my_claims.py --dry_run    # yours: how many runs, and their commands; see docs/claims.md
-python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
-python reproduce.py --judge_only                       # no run: verdicts, page and figures from the committed record
+python reproduce.py                                  # claims on language models: hours on CPU cores
+python reproduce.py --claims=studies/digits.py       # claims on images, handwritten digits: an hour
+python reproduce.py --claims=my_claims.py --dry_run  # yours: the number of runs, and their commands
+python reproduce.py --only=lns-loss,DyT              # some claims, or those of a paper
+python reproduce.py --judge_only                     # no run: judge the committed record
 
-A claims file is data: docs/claims.md. Kill it at any time and start it again: finished runs stay,
-and an unfinished one goes on from its last checkpoint. Learning rates are tuned with two seeds, and
-the number of seeds is chosen from their spread; numbers are reported with other seeds. What is
-measured goes to docs/results/NAME/record.json, NAME being that of the claims file, and everything
-else is derived from that file.
+docs/claims.md shows how to write a claims file. Kill it at any time and start it again: finished
+runs stay, and an unfinished one goes on from its last checkpoint. Learning rates are tuned with two
+seeds, and the number of seeds is chosen from their spread; numbers are reported with other seeds.
+The measures go to docs/results/NAME/record.json, where NAME is that of the claims file; the page
+docs/results/NAME.md and its figure are derived from this record alone.
 """
 
 import sys

@@ -1,18 +1,19 @@
 """Train every combination of config files, flags and seeds; write a table, and draw loss against
 learning rate.
 
-python sweep.py config/quickstart.py --learning_rate=1e-3,3e-3,1e-2 --files=config/dnt/s1.py,config/dnt/s5.py --seeds=3
-python sweep.py config/quickstart.py --files=config/dnt/s5.py+config/optimizers/msgdw.py --learning_rate=0.1,0.3,1
-python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4,1.2e-3 --print=True > commands.txt     # for a cluster
-python sweep.py config/transfer.py --n_embd=64,128,256 --learning_rate=2e-3,4e-3,8e-3 --for=config/dnt_xl.py
-python sweep.py config/transfer.py --n_embd=64,128,256,512 --parametrization=standard,mup --coordinates=8  # seconds
+python sweep.py config/quickstart.py --learning_rate=1e-3,3e-3,1e-2 --seeds=3
+python sweep.py config/quickstart.py --files=config/dnt/s1.py,config/dnt/s5.py --seeds=3
+python sweep.py config/quickstart.py --files=config/dnt/s5.py+config/optimizers/msgdw.py
+python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4 --print=True > commands.txt
+python sweep.py config/transfer.py --n_embd=64,128 --learning_rate=2e-3,8e-3 --for=config/dnt_xl.py
+python sweep.py config/transfer.py --n_embd=64,128 --parametrization=standard,mup --coordinates=8
 
 A flag of train.py may have several values, separated by commas. min_lr is a tenth of a
 learning_rate that is given, unless you give it too. Kill it at any time and start it again:
 finished runs stay, and an unfinished one goes on from its last checkpoint. A run that fails is
 reported, and the others go on. The folder --out gets sweep.json with every result, sweep.md with a
 table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png; over
-sizes also transfer.md, and with --coordinates only coordinates.md.
+sizes also transfer.md, and with --coordinates, which takes seconds, only coordinates.md.
 """
 
 import sys
@@ -34,11 +35,13 @@ from studies.sweep.transfer import check_large, large_commands, swept_size, writ
 def main() -> int:
     own, files, lists = split_arguments(sys.argv[1:])
     (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
-    folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
-    folder = Path(config.out) if config.out else folder
+    name = Path(files[0]).stem if files else "base"
+    folder = Path(config.out) if config.out else ROOT / "out" / "sweep" / name
     check_folder(folder, "--out")
     folder = folder.resolve()
-    points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
+    points = list_points(config, files, lists, folder)
+    runner = Runner(config.jobs)
+    runs = {point.run.path.name: point.run for point in points}
     if config.for_:
         check_large(points, config.for_)
     if config.coordinates:
@@ -49,17 +52,17 @@ def main() -> int:
         return 0
     make_folder(folder, "--out")
     if config.collect:
-        finished, code = [point.run.path.name for point in points if is_finished(point.run)], 0
+        finished = [name for name, run in runs.items() if is_finished(run)]
+        code = 0
     else:
         print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
-        finished, code = runner.call_all(
-            runner.finish, {point.run.path.name: (point.run,) for point in points}
-        )
-    lines, found = write_results(points, finished, folder, sys.argv)
+        tasks = {name: (run,) for name, run in runs.items()}
+        finished, code = runner.call_all(runner.finish, tasks)
+    lines, results = write_results(points, finished, folder, sys.argv)
     if size := swept_size(points[0].flags):
-        lines += write_transfer(found, size, folder)
+        lines += write_transfer(results, size, folder)
     if config.for_:
-        lines += ["", *large_commands(found, points, config.for_)]
+        lines += ["", *large_commands(results, points, config.for_)]
     print("\n".join(lines))
     return code
 

@@ -1,5 +1,5 @@
-"""L-DNT-Large, 774M parameters as the paper counts them (arXiv 2507.17501, Table 3).
-config/dnt_small.py says the rest.
+"""L-DNT-Large, 774M parameters as the paper counts them (arXiv 2507.17501, Table 3). See
+config/dnt_small.py for the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_large.py \

@@ -32,7 +32,7 @@ init = "xavier"
 residual_init = "plain"
 
 batch_size = 480  # sequences a step, over all GPUs
-# on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
 micro_batch_size = 30
 max_iters = 200_000
 warmup_iters = 2000

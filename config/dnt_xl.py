@@ -1,5 +1,5 @@
-"""L-DNT-XL, 1436M parameters as the paper counts them (arXiv 2507.17501, Table 3).
-config/dnt_small.py says the rest.
+"""L-DNT-XL, 1436M parameters as the paper counts them (arXiv 2507.17501, Table 3). See
+config/dnt_small.py for the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py config/optimizers/msgdw.py \

@@ -1,5 +1,5 @@
-"""GPT-2 Large, 774M parameters as the DNT paper (arXiv 2507.17501) counts them.
-config/gpt2_small.py says the rest.
+"""GPT-2 Large, 774M parameters as the DNT paper (arXiv 2507.17501) counts them. See
+config/gpt2_small.py for the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py \

@@ -16,7 +16,7 @@ dataset = "pystdlib"
 n_layer = 4
 n_head = 2
 n_embd = 64
-base_n_embd = 64  # what --parametrization=mup is relative to, when n_embd is another
+base_n_embd = 64  # the base of --parametrization=mup, for other values of n_embd
 base_n_layer = 4
 block_size = 128
 init = "xavier"

@@ -1,1 +1,5 @@
-"""What is found out with the core: figures, sweeps, the claims of the papers and their records."""
+"""Studies with the core: analysis/ draws figures, sweep/ trains many runs, claims/ tests claims.
+
+The files beside this one are claims files for `python reproduce.py --claims=FILE`: papers.py and
+digits.py on CPU cores, small.py, large.py and xl.py on GPUs.
+"""

@@ -1,4 +1,4 @@
-"""The LLaMA of 1175M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says
+"""The LLaMA of 1175M of the blockwise learning rate paper (arXiv 2502.19002). See llama_237m.py for
 the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py

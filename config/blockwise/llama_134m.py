@@ -1,5 +1,5 @@
-"""The LLaMA of 134M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says the
-rest.
+"""The LLaMA of 134M of the blockwise learning rate paper (arXiv 2502.19002). See llama_237m.py for
+the rest.
 
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py \

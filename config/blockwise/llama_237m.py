@@ -32,10 +32,10 @@ residual_init = "plain"
 
 learning_rate = 8e-4
 min_lr = learning_rate / 20
-# as in the authors' code; nanoGPT, with which the paper aligns its settings, decays no norms
+# As in the authors' code. The paper aligns its settings with nanoGPT, which decays no norms.
 decay_gains = "all"
 batch_size = 480  # sequences a step, over all GPUs
-# on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
 micro_batch_size = 20
 max_iters = 50_000  # 100_000 in its longer baseline
 warmup_iters = 1000

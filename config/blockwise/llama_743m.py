@@ -1,5 +1,5 @@
-"""The LLaMA of 743M of the blockwise learning rate paper (arXiv 2502.19002). llama_237m.py says the
-rest.
+"""The LLaMA of 743M of the blockwise learning rate paper (arXiv 2502.19002). See llama_237m.py for
+the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_743m.py \

@@ -1,4 +1,4 @@
-"""The base model for claims about vision transformers on two CPU cores (config/studies/digits.py).
+"""The base model for claims about vision transformers on two CPU cores (studies/digits.py).
 
     python data/digits/prepare.py
     python train.py config/claims/mini_vit.py config/dnt/s5.py --out_dir=out/mini_vdnt
@@ -21,7 +21,7 @@ bias = True
 drop_path = 0.1
 init = "xavier_cut"
 residual_init = "plain"
-# of positions, class token and head: 0.02 belongs to width 768
+# Positions, class token and head: 0.02 belongs to width 768.
 init_std = 0.02 * (768 / n_embd) ** 0.5
 
 label_smoothing = 0.1

@@ -1,5 +1,5 @@
-"""LLaMA 13B without norms: DyT (arXiv 2503.10622). config/dyt/7b.py says the rest. Heads and FFN:
-LLaMA-13B's [I].
+"""LLaMA 13B without norms: DyT (arXiv 2503.10622). See config/dyt/7b.py for the rest. Heads and
+FFN: LLaMA-13B's [I].
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/13b.py
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/13b.py config/dyt/rmsnorm.py \

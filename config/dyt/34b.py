@@ -1,4 +1,4 @@
-"""LLaMA 34B without norms: DyT (arXiv 2503.10622). config/dyt/7b.py says the rest.
+"""LLaMA 34B without norms: DyT (arXiv 2503.10622). See config/dyt/7b.py for the rest.
 
     torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=node0:29400 \
         train.py config/dyt/34b.py

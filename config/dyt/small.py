@@ -31,7 +31,7 @@ residual_init = "plain"
 
 learning_rate = 6e-4
 batch_size = 480  # sequences a step, over all GPUs
-# on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
 micro_batch_size = 30
 max_iters = 50_000
 warmup_iters = 2000

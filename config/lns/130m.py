@@ -33,7 +33,7 @@ beta2 = 0.999
 weight_decay = 0.0
 grad_clip = 0.0  # off
 batch_size = 512  # sequences a step, over all GPUs
-# on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
 micro_batch_size = 64
 max_iters = 20_000  # 2.6B tokens; the authors, who pad their sequences, quote 2.2B
 warmup_iters = 2000

@@ -1,5 +1,5 @@
-"""LLaMA-1B on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795). config/lns/130m.py
-says the rest.
+"""LLaMA-1B on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795). See
+config/lns/130m.py for the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py
     torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py config/lns/lns.py \

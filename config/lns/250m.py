@@ -1,5 +1,5 @@
-"""LLaMA-250M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795).
-config/lns/130m.py says the rest.
+"""LLaMA-250M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795). See
+config/lns/130m.py for the rest.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py \

@@ -37,7 +37,7 @@ residual_init = "depth"  # o and down of block ℓ start × 1/√(2ℓ)
 learning_rate = 4e-4
 weight_decay = 0.1
 batch_size = 2048  # sequences a step, over all GPUs: 4.2M tokens
-# on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
 micro_batch_size = 8
 max_iters = 4768  # 20B tokens
 warmup_iters = 500  # [I]

@@ -1,13 +1,15 @@
 """Tokenizers as the files of Hugging Face, tokenizer.json and tokenizer_config.json, and back.
 
 Ours are written so that the library `tokenizers` gives the same ids. Read again, they are
-recognised as ours. A template of conversations goes along twice: in Jinja, for `transformers`, and
-as it is.
+recognised as ours. A template of conversations is written twice: in Jinja, for `transformers`, and
+in its own form.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from configurator import read_path
 from interop.conversations.template import Template, template_of
@@ -22,44 +24,50 @@ from nanodnt.data.tokenizer import (
     parse_json,
 )
 
-CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-# left: to generate
-CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}
-# What is kept of a tokenizer_config.json that was read. Not its class: some classes of
-# `transformers` change what tokenizer.json says, which is what we go by.
+Meta = dict[str, Any]  # the tokenizer's part of meta.json
+
+CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "padding_side": "left",  # for generation
+}
+# The keys that are kept of a tokenizer_config.json that was read. Its class is not: some classes of
+# `transformers` change the tokenizer of tokenizer.json.
 KEPT = (
     "added_tokens_decoder",
     "additional_special_tokens",
     "extra_special_tokens",
     "chat_template",
 )
-# Keys under which our own stand there: the meta of a tokenizer, and the template of conversations,
-# beside its Jinja.
-OWN_TOKENIZER, OWN_TEMPLATE = "nanodnt_tokenizer", "nanodnt_template"
+# Keys of our own in tokenizer_config.json: the meta of a tokenizer, and the template of
+# conversations, beside its Jinja.
+OWN_TOKENIZER = "nanodnt_tokenizer"
+OWN_TEMPLATE = "nanodnt_template"
 
 
-def tokenizer_files(meta: dict, block_size: int) -> dict:
-    """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
-    config, text = dict(CONFIG), meta["json"] if meta["tokenizer"] == "json" else make_json(meta)
+def tokenizer_files(meta: Meta, block_size: int) -> dict[str, str]:
+    """{file name: text} of a tokenizer, for a model with this context."""
+    config = dict(CONFIG)
     if meta["tokenizer"] == "json":
-        config |= {
-            k: v
-            for k, v in meta.get("json_config", {}).items()
-            if k.endswith("_token") or k in KEPT
-        }
+        text = meta["json"]
+        for key, value in meta.get("json_config", {}).items():
+            if key.endswith("_token") or key in KEPT:
+                config[key] = value
         for name, number in (("eos_token", meta["eot"]), ("bos_token", meta.get("bos"))):
             if number is not None:  # it may have been named in another file
                 config[name] = parse_json(text).id_to_token(number)
-    elif meta["eot"] is not None:
-        config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
-    # to know GPT-2's again, its vocabulary would have to be downloaded
-    if meta["tokenizer"] not in ("json", "gpt2"):
-        config[OWN_TOKENIZER] = Tokenizer.meta_for(meta["tokenizer"], meta.get("chars"))
-    if (template := template_of(meta)) and meta["eot"] is not None:
-        config |= {
-            "chat_template": chat_template(template, Tokenizer(meta)),
-            OWN_TEMPLATE: meta["template"],
-        }
+    else:
+        text = make_json(meta)
+        if meta["eot"] is not None:
+            config["bos_token"] = EOT
+            config["eos_token"] = EOT
+        if meta["tokenizer"] != "gpt2":  # to recognise GPT-2's, we would have to download it
+            config[OWN_TOKENIZER] = Tokenizer.meta_for(meta["tokenizer"], meta.get("chars"))
+    template = template_of(meta)
+    if template and meta["eot"] is not None:
+        config["chat_template"] = chat_template(template, Tokenizer(meta))
+        config[OWN_TEMPLATE] = meta["template"]
     config["model_max_length"] = block_size
     return {
         "tokenizer.json": text,
@@ -67,78 +75,77 @@ def tokenizer_files(meta: dict, block_size: int) -> dict:
     }
 
 
-# What add_generation_prompt adds is always there. $name: a string; a string in Jinja has Python's
-# escapes
+# The prompt of add_generation_prompt is always written. $name becomes a string; a string in Jinja
+# has Python's escapes.
 CHAT_TEMPLATE = (
-    "{{ $begin }}{% set turns = messages %}{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
+    "{{ $begin }}{% set turns = messages %}"
+    "{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
     "{{ SYSTEM }}{% endif %}{% for message in turns %}"
     "{% if message['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
     "{{ raise_exception('after at most one system message, user and assistant alternate') }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + $end }}"
-    "{% else %}{% if not loop.first %}{{ '\\n' }}{% endif %}{{ $before + message['content'] + $after }}"
+    "{% else %}{% if not loop.first %}{{ '\\n' }}{% endif %}"
+    "{{ $before + message['content'] + $after }}"
     "{% endif %}{% endfor %}"
 )
 
 
 def chat_template(template: Template, tokenizer: Tokenizer) -> str:
-    """A template as Jinja, for `apply_chat_template`. `transformers` tokenises the text as one: ids
-    differ from ours where a token would span an answer and the text before it (rare after a
-    newline), and where a message names a special token."""
-    system = "$first + messages[0]['content'] + $second"
-    if not template.system:
-        system = "raise_exception('this model knows no system message')"
-    texts = dict(
-        zip(("first", "second"), template.system.split("{system}"), strict=False),
-        begin=EOT,
-        end=EOT,
-    )
-    texts["before"], texts["after"] = template.turn.removesuffix("{response}").split("{prompt}")
+    """A template as Jinja, for `apply_chat_template`.
+
+    `transformers` tokenises the whole text at once: ids differ from ours where a token would span
+    an answer and the text before it (rare after a newline), and where a message names a special
+    token."""
+    texts = {"begin": EOT, "end": EOT}
     if tokenizer.kind == "json":
-        texts["begin"] = "".join(
-            map(tokenizer.json.id_to_token, tokenizer.start or [tokenizer.bos])
-        )
+        start = tokenizer.start or [tokenizer.bos]
+        texts["begin"] = "".join(map(tokenizer.json.id_to_token, start))
         texts["end"] = tokenizer.json.id_to_token(tokenizer.eot)
-    return re.sub(
-        r"\$(\w+)", lambda name: repr(texts[name[1]]), CHAT_TEMPLATE.replace("SYSTEM", system)
-    )
+    texts["before"], texts["after"] = template.turn.removesuffix("{response}").split("{prompt}")
+    system = "raise_exception('this model knows no system message')"
+    if template.system:
+        system = "$first + messages[0]['content'] + $second"
+        texts["first"], texts["second"] = template.system.split("{system}")
+    jinja = CHAT_TEMPLATE.replace("SYSTEM", system)
+    return re.sub(r"\$(\w+)", lambda name: repr(texts[name[1]]), jinja)
 
 
-def make_json(meta: dict) -> str:
+def make_json(meta: Meta) -> str:
     """The text of a tokenizer.json for a tokenizer of ours."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Json
 
     if meta["tokenizer"] == "chars":
-        made = Json(models.WordLevel({c: i for i, c in enumerate(meta["chars"])}))
-        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        made.decoder = decoders.Fuse()
-        return made.to_str()
-    # a printable byte is itself; the n-th other the n-th other
+        tokenizer = Json(models.WordLevel({c: i for i, c in enumerate(meta["chars"])}))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return tokenizer.to_str()
+    # the library writes a byte as its own character if it is printable, and the n-th byte that is
+    # not as the n-th character above 255 of the alphabet
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     others = (character for character in alphabet if ord(character) > 255)
     byte = [chr(b) if chr(b) in alphabet else next(others) for b in range(256)]
-    ranks = (
-        {bytes([b]): b for b in range(256)}
-        if meta["tokenizer"] == "bytes"
-        else bpe_ranks(meta["tokenizer"])
-    )
+    is_bytes = meta["tokenizer"] == "bytes"
+    if is_bytes:
+        ranks = {bytes([b]): b for b in range(256)}
+    else:
+        ranks = bpe_ranks(meta["tokenizer"])
     name = {token: "".join(byte[b] for b in token) for token in ranks}
+    vocab = {name[token]: i for token, i in ranks.items()}
+    vocab[EOT] = meta["eot"]
     pairs = [(name[a], name[b]) for a, b in find_merges(ranks)]
-    made = Json(
-        models.BPE({name[token]: i for token, i in ranks.items()} | {EOT: meta["eot"]}, pairs)
+    tokenizer = Json(models.BPE(vocab, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=not is_bytes
     )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=meta["tokenizer"] != "bytes"
-    )
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
-    return made.to_str()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    return tokenizer.to_str()
 
 
-def find_merges(ranks: dict) -> list:
-    """The pairs (bytes, bytes) whose merging makes each token of {bytes: rank}, in the order of the
-    ranks. A token's pair is what merging its own bytes, lowest rank first, leaves before the last
-    step."""
+def find_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pairs whose merging makes each token of {bytes: rank}, in the order of the ranks. A
+    token's pair is left when its own bytes are merged, lowest rank first, up to the last step."""
     pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [bytes([b]) for b in token]
@@ -146,52 +153,58 @@ def find_merges(ranks: dict) -> list:
             joint = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:], strict=False)]
             i = joint.index(min(joint))
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        pairs += [tuple(parts)] * (len(parts) == 2)
+        if len(parts) == 2:
+            pairs.append((parts[0], parts[1]))
     return pairs
 
 
-def find_tokenizer(name: str, others: tuple = ()) -> dict:
-    """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or
-    OWNER/MODEL. ValueError where there is none, or its vocabulary is missing; `others` are names
-    that are allowed too."""
+def find_tokenizer(name: str, others: Sequence[str] = ()) -> Meta:
+    """The meta of the tokenizer of a flag --tokenizer: bytes, gpt2, gpt2_4096, a folder or
+    OWNER/MODEL. ValueError if it does not exist, or its vocabulary is missing; the message allows
+    the names `others` too."""
     name = read_path(name)
-    if name not in END_OF_TEXT and not is_pretrained(name):
+    if name in END_OF_TEXT:
+        meta = Tokenizer.meta_for(name)
+    elif is_pretrained(name):
+        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
+    else:
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(
-            f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub"
+            f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the "
+            "Hub"
         )
-    meta = (
-        Tokenizer.meta_for(name)
-        if name in END_OF_TEXT
-        else read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
-    )
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     Tokenizer(meta)  # ValueError if its vocabulary is missing
-    # that one is of other data
-    return {key: value for key, value in meta.items() if key != "template"}
+    meta.pop("template", None)  # the template belongs to other data
+    return meta
 
 
-def read_tokenizer(folder: Path) -> dict | None:
-    """The part of meta.json for the tokenizer of a folder of Hugging Face; None where the folder
-    has none. An export of ours can have a template of conversations, too. ValueError where a file
-    is damaged."""
-    path, template = folder / "tokenizer.json", folder / "chat_template.jinja"
+def read_tokenizer(folder: Path) -> Meta | None:
+    """The meta of the tokenizer in a folder of Hugging Face; None without tokenizer.json. An export
+    of ours can have a template of conversations, too. ValueError where a file is damaged."""
+    path = folder / "tokenizer.json"
+    template = folder / "chat_template.jinja"
     if not path.is_file():
         return None
     try:
-        text, config = path.read_text(encoding="utf-8"), read_json(folder / "tokenizer_config.json")
+        text = path.read_text(encoding="utf-8")
+        config = read_json(folder / "tokenizer_config.json")
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
-        meta = json_meta(
-            text, *(special_token(folder, text, config, name) for name in ("eos", "bos"))
-        )
-        own = config.pop(OWN_TEMPLATE, None)
-        ours = config.pop(OWN_TOKENIZER, None)
-        # nobody has changed it
-        is_ours = ours is not None and hash_json(make_json(ours)) == meta["tokenizer_id"]
-        meta = ours if is_ours else meta | {"json_config": config}
-        return meta if own is None else meta | {"template": own}
+        eos = special_token(folder, text, config, "eos")
+        bos = special_token(folder, text, config, "bos")
+        meta = json_meta(text, eos, bos)
+        own_template = config.pop(OWN_TEMPLATE, None)
+        own_tokenizer = config.pop(OWN_TOKENIZER, None)
+        is_ours = own_tokenizer is not None
+        if is_ours and hash_json(make_json(own_tokenizer)) == meta["tokenizer_id"]:
+            meta = own_tokenizer  # tokenizer.json is as we wrote it
+        else:
+            meta["json_config"] = config
+        if own_template is not None:
+            meta["template"] = own_template
+        return meta
     except (
         ValueError,
         KeyError,
@@ -206,21 +219,25 @@ def read_tokenizer(folder: Path) -> dict | None:
         ) from None
 
 
-def special_token(folder: Path, text: str, config: dict, name: str) -> str | None:
+def special_token(folder: Path, text: str, config: dict[str, Any], name: str) -> str | None:
     """The token "eos" or "bos" of a folder: in tokenizer_config.json (`config`), or by its id in
-    config.json; of several ids the first."""
-    found = config.get(f"{name}_token")
-    if found is None and f"{name}_token" not in config:
-        number = read_json(folder / "config.json").get(f"{name}_token_id")
-        number = number[0] if isinstance(number, list) and number else number
-        found = parse_json(text).id_to_token(number) if isinstance(number, int) else None
-    return found.get("content") if isinstance(found, dict) else found
+    config.json; of several ids the first. `text` is that of tokenizer.json."""
+    key = f"{name}_token"
+    if key in config:
+        token = config[key]
+        return token.get("content") if isinstance(token, dict) else token
+    number = read_json(folder / "config.json").get(f"{key}_id")
+    if isinstance(number, list) and number:
+        number = number[0]
+    return parse_json(text).id_to_token(number) if isinstance(number, int) else None
 
 
-def read_json(path: Path) -> dict:
-    """The dict in a JSON file; {} where there is no file. ValueError where it is damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The dict in a JSON file; {} if the file does not exist. ValueError where it is damaged."""
+    if not path.is_file():
+        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise TypeError("no JSON object")
         return value

@@ -1,15 +1,18 @@
 """A trained model as a folder that `transformers` loads: safetensors, config.json, tokenizer files.
-Where it is installed, it is seen to compute the same: that catches a network whose code was changed
-in a way no export sees."""
+
+Where `transformers` is installed, its logits are compared with the model's: the comparison finds a
+network whose code was changed in a way that no export can express."""
 
 import importlib.util
 import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from interop.huggingface.carry import carried_files, network_config
 from interop.huggingface.families import FAMILIES, config_to_theirs, tensors_to_theirs
@@ -19,20 +22,37 @@ from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.files import make_folder, reason_of
 
-# Largest relative difference of the logits: the rounding of the products, and that of the weights
-# in the files.
+# Largest relative difference of the logits, from the rounding of the products and of the weights in
+# the files.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
+class Written(NamedTuple):
+    kind: str  # architecture
+    checked: bool  # whether the logits of `transformers` were compared
+
+
+class Converted(NamedTuple):
+    kind: str  # architecture
+    config: dict[str, Any]  # its config.json
+    tensors: dict[str, Tensor]
+
+
 def write_pretrained(
-    model: GPT, meta: dict, folder: Path, target="auto", dtype=torch.float32, check=True
-) -> tuple:
-    """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer that `meta` describes, to
-    the new folder `folder`, complete or not at all. Returns (architecture, whether `transformers`
-    was seen to compute the same). target "auto" takes an architecture of `transformers` where one
-    computes the same, else "nanodnt", the network's own code. `check`: load the folder with
-    `transformers`, where that is installed, and compare. ValueError where the folder exists, where
-    the layout has a part that `target` lacks, or where the check fails."""
+    model: GPT,
+    meta: dict[str, Any],
+    folder: Path,
+    target: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    check: bool = True,
+) -> Written:
+    """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer of `meta` to the new
+    folder `folder`, complete or not at all.
+
+    target "auto" takes an architecture of `transformers` where one computes the same, else
+    "nanodnt", the network's own code. `check`: load the folder with `transformers`, where that is
+    installed, and compare. ValueError where the folder exists, where the layout has a part that
+    `target` lacks, or where the check fails."""
     from huggingface_hub import save_torch_state_dict
 
     if folder.exists() or folder.is_symlink():
@@ -41,12 +61,12 @@ def write_pretrained(
     tokenizer = Tokenizer(meta)
     ids = dict(bos_token_id=tokenizer.bos, eos_token_id=tokenizer.eot)
     files = tokenizer_files(meta, model.config.block_size)
-    files |= carried_files() if kind == "nanodnt" else {}
-    config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
-    files |= {
-        "config.json": json.dumps(config, indent=2),
-        "generation_config.json": json.dumps(ids, indent=2),
-    }
+    if kind == "nanodnt":
+        files |= carried_files()
+    config |= ids
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    files["config.json"] = json.dumps(config, indent=2)
+    files["generation_config.json"] = json.dumps(ids, indent=2)
     make_folder(folder.parent, "--to")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
@@ -64,46 +84,50 @@ def write_pretrained(
     except (OSError, SafetensorError) as e:
         reason = getattr(e, "strerror", None) or e
         raise ValueError(f"cannot write {folder} ({reason}): nothing was written") from None
-    return kind, checked
+    return Written(kind, checked)
 
 
-def convert(model: GPT, target: str) -> tuple:
-    """(architecture, its config.json, its tensors) of a model."""
-    for kind in FAMILIES if target == "auto" else {target} & FAMILIES.keys():
+def convert(model: GPT, target: str) -> Converted:
+    """A model as the architecture `target`, or as the first that computes the same ("auto")."""
+    kinds = list(FAMILIES) if target == "auto" else [target]
+    for kind in kinds:
+        if kind == "nanodnt":
+            continue
         try:
             config, weights = plain_model(model, kind)
-            return kind, config_to_theirs(config, kind), tensors_to_theirs(weights, config, kind)
         except NotPlain as e:
             reason = str(e)
+            continue
+        tensors = tensors_to_theirs(weights, config, kind)
+        return Converted(kind, config_to_theirs(config, kind), tensors)
     if target not in ("auto", "nanodnt"):
         raise ValueError(
             f"--target={target} cannot hold this layout: {reason}; use --target=auto or nanodnt"
         )
-    return (
-        "nanodnt",
-        network_config(model.config),
-        {f"network.{name}": t for name, t in model.state_dict().items()},
-    )
+    tensors = {f"network.{name}": t for name, t in model.state_dict().items()}
+    return Converted("nanodnt", network_config(model.config), tensors)
 
 
 def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
     """Load the folder, an export of `model` as `kind` in `dtype`, with `transformers`, and compare
     the logits. False where it is not installed, or experts are rounded, which sends tokens to other
-    experts; ValueError where it computes something else, or cannot load the folder."""
-    if importlib.util.find_spec("transformers") is None or (
-        model.config.n_expert and dtype != torch.float32
-    ):
+    experts. ValueError where it computes something else, or cannot load the folder."""
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    if model.config.n_expert and dtype != torch.float32:
         return False
     try:
-        found = difference(folder, model)
+        largest = difference(folder, model)
     except Exception as e:  # transformers raises many kinds
-        what = f"transformers cannot load the export as {kind} ({reason_of(e)[:200]}), nothing was written"
-        raise ValueError(f"{what}: --compare=False leaves the comparison out") from e
-    if not found <= TOLERANCES[dtype]:
-        what = (
-            f"transformers computes something else from the export as {kind}, nothing was written"
+        raise ValueError(
+            f"transformers cannot load the export as {kind} ({reason_of(e)[:200]}), nothing was "
+            "written: --compare=False leaves the comparison out"
+        ) from e
+    if not largest <= TOLERANCES[dtype]:
+        raise ValueError(
+            f"transformers computes something else from the export as {kind}, nothing was written: "
+            "was the network changed? Try --target=nanodnt"
         )
-        raise ValueError(f"{what}: was the network changed? Try --target=nanodnt")
     return True
 
 
@@ -111,10 +135,9 @@ def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.
 def difference(folder: Path, model: GPT) -> float:
     """Largest difference between the logits of `model` and of the folder's, relative to the largest
     logit, in fp32, on some random tokens."""
-    c = model.config
-    idx = torch.randint(
-        c.vocab_size, (2, min(c.block_size, 64)), generator=torch.Generator().manual_seed(1)
-    )
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, min(model.config.block_size, 64))
+    idx = torch.randint(model.config.vocab_size, shape, generator=generator)
     with torch.random.fork_rng(devices=[]):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -123,5 +146,6 @@ def difference(folder: Path, model: GPT) -> float:
         theirs = AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=True, dtype=torch.float32
         )
-        ours, found = model(idx)[0], theirs.eval()(idx).logits
-    return ((found - ours).abs().max() / ours.abs().max().clamp(min=1e-30)).item()
+        ours = model(idx)[0]
+        logits = theirs.eval()(idx).logits
+    return ((logits - ours).abs().max() / ours.abs().max().clamp(min=1e-30)).item()

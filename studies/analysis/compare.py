@@ -1,8 +1,8 @@
-"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs,
-their losses drawn, and report.md, a page on them.
+"""Runs beside each other, by their config.json and metrics.jsonl: a table of their final losses,
+their differing settings, their loss curves, and report.md, a page with all of it.
 
-Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no
-more about them.
+Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json has no
+more on them.
 """
 
 import json
@@ -10,8 +10,10 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +32,20 @@ from studies.analysis.figure import FIGURES, plt
 
 # training losses are averaged over a window of this share of the run, as in a run's own loss.png
 SMOOTH = 0.05
-# where a run's files go, and what it shows: not listed as differences
-PATHS = "out_dir overwrite wandb_log wandb_project wandb_group wandb_tags sample_interval sample_start".split()
+# fields on a run's files and its display, which are not listed as differences
+PATHS = {
+    "out_dir",
+    "overwrite",
+    "wandb_log",
+    "wandb_project",
+    "wandb_group",
+    "wandb_tags",
+    "sample_interval",
+    "sample_start",
+}
 LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
-COLUMNS = {  # of the table: {key of a row: (heading, format)}; those without a value are left out
+# the table's columns: {key of a row: (heading, format)}; a column without any value is left out
+COLUMNS = {
     "name": ("run", "{}"),
     "step": ("steps", "{:,}"),
     "tokens": ("tokens", "{:,}"),
@@ -50,23 +62,28 @@ COLUMNS = {  # of the table: {key of a row: (heading, format)}; those without a 
     "state": ("state", "{}"),
 }
 DEFINITION = (
-    "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
-    "between evaluations; a dash where it never is, so the baseline's schedule should be longer. Speed-up: that step "
-    "divided by the run's steps. Both are our reading of Blockwise LR (arXiv 2502.19002, sec. 6.1). Hours are of "
-    "training, without compiling, evaluating and saving, to the first step at which a run is as low as the baseline at "
-    "its end, or as low as the target_val_loss that all runs have."
+    "Baseline needs: the first step at which the baseline's validation loss is as low as the run's "
+    "final one, linear between evaluations; a dash where it never is, so the baseline's schedule "
+    "should be longer. Speed-up: that step divided by the run's steps. Both are our reading of "
+    "Blockwise LR (arXiv 2502.19002, sec. 6.1). Hours are of training, without compiling, "
+    "evaluating and saving, to the first step at which a run is as low as the baseline at its end, "
+    "or as low as the target_val_loss that all runs have."
 )
+
+TextTable = list[list[str]]
 
 
 class RunRecord:
     """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError
-    for what is none."""
+    for a folder without these files."""
 
-    def __init__(self, name: str, path: Path):
-        self.name, self.rows = name, read_metrics(path)
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.rows = read_metrics(path)
         if not self.rows:
             raise ValueError(
-                f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows"
+                f"{path} is not the directory of a run: it has no metrics.jsonl, or one without "
+                "rows"
             )
         file = path / "config.json"
         try:
@@ -81,7 +98,7 @@ class RunRecord:
                 f"{file} is missing or damaged ({reason}): restore it, or leave this run out"
             ) from None
         self.is_of_images = task_of(self.config["model"]).reads == "images"
-        # a loss is None where it was not finite
+        # the rows with a validation loss, which is None if it was not finite
         self.evaluations = [row for row in self.rows if "val_loss" in row]
         self.end = {"val_loss": None} | (self.evaluations or self.rows)[-1]
 
@@ -95,26 +112,25 @@ class RunRecord:
         return float(np.interp(step, [row["step"] for row in self.rows], seconds)) / 3600
 
     def state(self) -> str | None:
-        """How it ended; None for a run that made all its steps."""
+        """How the run ended; None if it made all its steps."""
         step = self.rows[-1]["step"]
         if "failure" in self.rows[-1]:
             return f"failed at step {step}"
         if step >= self.max_iters:
             return None
-        how = self.config.get("end", {}).get("how", "unfinished")
-        return f"{how} at step {step} of {self.max_iters}"
+        end = self.config.get("end", {}).get("how", "unfinished")
+        return f"{end} at step {step} of {self.max_iters}"
 
 
-def load_records(paths) -> list:
-    """The run directories `paths` as `RunRecord`s."""
-    return [
-        RunRecord(name, Path(path)) for name, path in zip(distinct_names(paths), paths, strict=True)
-    ]
+def load_records(paths: Sequence[Path]) -> list[RunRecord]:
+    """The records of these run directories."""
+    names = distinct_names(paths)
+    return [RunRecord(name, Path(path)) for name, path in zip(names, paths, strict=True)]
 
 
-def distinct_names(paths: list) -> list:
-    """The folders' names, or if two are the same, paths in the folder that holds all. ValueError
-    for one twice."""
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names, or if two are the same, paths in the folder that holds all. ValueError if
+    a folder is given twice."""
     paths = [Path(os.path.abspath(path)) for path in paths]
     if len(set(paths)) < len(paths):
         raise ValueError("a run is given twice: name each once")
@@ -125,13 +141,13 @@ def distinct_names(paths: list) -> list:
     return list(map(make_printable, names))
 
 
-def data_unit(runs: list) -> str:
-    """What data is counted in, and a loss the mean of: "image" where all runs are on images, else
-    "token"."""
+def data_unit(runs: list[RunRecord]) -> str:
+    """The unit in which data is counted, and over which a loss is the mean: "image" where all runs
+    are on images, else "token"."""
     return "image" if all(run.is_of_images for run in runs) else "token"
 
 
-def first_step_at(evaluations: list, loss: float | None) -> float | None:
+def first_step_at(evaluations: list[dict[str, Any]], loss: float | None) -> float | None:
     """The first step at which a validation curve is down to `loss`, linear between evaluations;
     None if it never is, or if `loss` is None. An evaluation that was not finite interrupts the
     curve."""
@@ -148,10 +164,10 @@ def first_step_at(evaluations: list, loss: float | None) -> float | None:
     return None
 
 
-def final_loss_table(runs: list, baseline: str = "") -> list:
-    """Where each run ends, compared with the run named `baseline`, "" for the first, as dicts with
-    the keys of COLUMNS: numbers, or None for what there is not or was never reached. ValueError if
-    no run has that name."""
+def final_loss_table(runs: list[RunRecord], baseline: str = "") -> list[dict[str, Any]]:
+    """A row with the keys of COLUMNS for each run: its end, compared with the run named `baseline`,
+    "" for the first. A number that a run lacks or never reached is None. ValueError if no run has
+    that name."""
     names = [run.name for run in runs]
     if baseline and baseline not in names:
         raise ValueError(
@@ -163,100 +179,100 @@ def final_loss_table(runs: list, baseline: str = "") -> list:
     unit = data_unit(runs)
     rows = []
     for run in runs:
-        loss = run.end["val_loss"]
-        losses = [row["val_loss"] for row in run.evaluations]
+        end = run.end
+        loss = end["val_loss"]
+        losses = [row["val_loss"] for row in run.evaluations if row["val_loss"] is not None]
         row = dict.fromkeys(COLUMNS)
-        row |= dict(name=run.name, step=run.end["step"], loss=loss, state=run.state())
-        row["best"] = min((its for its in losses if its is not None), default=None)
+        row |= dict(name=run.name, step=end["step"], loss=loss, state=run.state())
+        row |= dict(val_bpb=end.get("val_bpb"), top1=end.get("val_top1"))
+        row["best"] = min(losses, default=None)
         if unit == "image":
-            row["images"] = run.end["tokens"] // run.flags["block_size"]
+            row["images"] = end["tokens"] // run.flags["block_size"]
         else:
-            row["tokens"] = run.end["tokens"]
-        row |= dict(val_bpb=run.end.get("val_bpb"), top1=run.end.get("val_top1"))
+            row["tokens"] = end["tokens"]
         row["time_to_target"] = run.hours_to(target)
         if len(runs) > 1:
             row["time_to_loss"] = run.hours_to(base.end["val_loss"])
         if run is not base:
             if None not in (loss, base.end["val_loss"]):
                 row["difference"] = loss - base.end["val_loss"]
-            row["baseline_needs"] = needs = first_step_at(base.evaluations, loss)
+            needs = first_step_at(base.evaluations, loss)
+            row["baseline_needs"] = needs
             if needs is not None and row["step"]:
                 row["speedup"] = needs / row["step"]
         rows.append(row)
     return rows
 
 
-def find_warnings(runs: list) -> list:
-    """Lines on what makes the losses of the table mean less than they seem to."""
+def find_warnings(runs: list[RunRecord]) -> list[str]:
+    """A line for the reader if the losses of the table are not comparable; else none."""
     fields = ["dataset", "eval_tokens"]
-    if data_unit(runs) == "token":  # the loss of an image is its own, however many tokens it has
+    if data_unit(runs) == "token":  # the loss of an image does not depend on its tokens
         fields += ["vocab_size", "block_size"]
     differing = [field for field in fields if len({str(run.flags.get(field)) for run in runs}) > 1]
-    return (
-        [f"losses are not comparable, since these differ: {', '.join(differing)}"]
-        if differing
-        else []
-    )
+    if not differing:
+        return []
+    return [f"losses are not comparable, since these differ: {', '.join(differing)}"]
 
 
-def table_cells(rows: list) -> list:
+def table_cells(rows: list[dict[str, Any]]) -> TextTable:
     """The headings and the rows of `final_loss_table` as texts, without columns that have no
     value."""
-    columns = {
-        key: column for key, column in COLUMNS.items() if any(row[key] is not None for row in rows)
-    }
+    columns = {}
+    for key, column in COLUMNS.items():
+        if any(row[key] is not None for row in rows):
+            columns[key] = column
     lines = [[heading for heading, _ in columns.values()]]
     for row in rows:
-        lines.append(
-            [
-                "–" if row[key] is None else form.format(row[key])
-                for key, (_, form) in columns.items()
-            ]
-        )
+        cells = []
+        for key, (_, form) in columns.items():
+            cells.append("–" if row[key] is None else form.format(row[key]))
+        lines.append(cells)
     return lines
 
 
-def format_table(lines: list) -> str:
+def format_table(lines: TextTable) -> str:
     """A table of texts, the first line its headings, as aligned Markdown."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
     return "\n".join(f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in lines)
 
 
-def find_differences(runs: list) -> list:
+def find_differences(runs: list[RunRecord]) -> TextTable:
     """[[field, "model", "train" or "versions", its default, a value for each run]] of every field
-    but PATHS that is not the same in all runs, all as text; "–" where there is none."""
-    found = []
+    but PATHS that is not the same in all runs, all as text; "–" where a run lacks the field."""
+    differences = []
     sections = {
         "model": (asdict(GPTConfig()), [run.config["model"] for run in runs]),
         "train": (asdict(TrainConfig()), [run.config["train"] for run in runs]),
         "versions": ({}, [run.versions for run in runs]),
     }
     for section, (defaults, settings) in sections.items():
-        for field in dict.fromkeys(name for setting in settings for name in setting):
-            default, *values = (str(its.get(field, "–")) for its in (defaults, *settings))
+        fields = dict.fromkeys(name for setting in settings for name in setting)
+        for field in fields:
+            values = [str(setting.get(field, "–")) for setting in settings]
             if len(set(values)) > 1 and field not in PATHS:
-                found.append([field, section, default, *values])
-    return found
+                default = str(defaults.get(field, "–"))
+                differences.append([field, section, default, *values])
+    return differences
 
 
-def draw_losses(runs: list, path: Path) -> None:
+def draw_losses(runs: list[RunRecord], path: Path) -> None:
     """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis
-    is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
+    is fitted to the losses after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
     unit = data_unit(runs)
     for i, run in enumerate(runs):
-        counted = run.flags["block_size"] if unit == "image" else 1
-        # none without tokens_per_s
-        seconds = training_seconds(run.rows) or [math.nan] * len(run.rows)
+        tokens_per_unit = run.flags["block_size"] if unit == "image" else 1
+        seconds = training_seconds(run.rows)  # None without tokens_per_s
         xs = (
             [row["step"] for row in run.rows],
-            [row["tokens"] // counted for row in run.rows],
-            [s / 3600 for s in seconds],
+            [row["tokens"] // tokens_per_unit for row in run.rows],
+            [s / 3600 for s in seconds] if seconds else [math.nan] * len(run.rows),
         )
         for ax, x in zip(axes, xs, strict=True):
             line, _ = plot_losses(ax, x, run.rows, SMOOTH, f"C{i % 10}")
-            line.set_label(run.name.replace("$", r"\$"))  # which would begin mathematics
+            line.set_label(run.name.replace("$", r"\$"))  # "$" begins mathematics
     rows = [row for run in runs for row in run.rows]
     for ax, name in zip(axes, ("step", f"{unit}s", "hours of training"), strict=True):
         ax.set_xlabel(name)
@@ -266,23 +282,23 @@ def draw_losses(runs: list, path: Path) -> None:
     save_figure(figure, path)
 
 
-def compare_runs(runs: list, out: Path, baseline: str = "") -> dict:
-    """Draw loss.png in the folder `out`. Returns {"table": of `table_cells`, "warnings": of
-    `find_warnings`}."""
+def compare_runs(runs: list[RunRecord], out: Path, baseline: str = "") -> dict[str, list]:
+    """Draw loss.png in the folder `out`. Returns {"table": lines of `table_cells`, "warnings":
+    lines of `find_warnings`}."""
     table = table_cells(final_loss_table(runs, baseline))
     draw_losses(runs, out / "loss.png")
     return {"table": table, "warnings": find_warnings(runs)}
 
 
-def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> Path:
-    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`:
-    names of its PNGs."""
+def write_report(
+    runs: list[RunRecord], comparison: dict[str, list], folder: Path, figures: list[str]
+) -> Path:
+    """Write report.md in `folder`; returns its path. `comparison` is the result of `compare_runs`;
+    `figures` are the names of the PNGs in the folder."""
     page = [f"# {len(runs)} runs compared", "## Where they end"]
-    page += [f"Validation loss in nats per {data_unit(runs)}, at the last evaluation."]
-    page += [
-        format_table(plain(comparison["table"])),
-        *(f"**Warning:** {line}" for line in comparison["warnings"]),
-    ]
+    page.append(f"Validation loss in nats per {data_unit(runs)}, at the last evaluation.")
+    page.append(format_table(plain(comparison["table"])))
+    page += [f"**Warning:** {line}" for line in comparison["warnings"]]
     page += [plain(DEFINITION), "## What differs"]
     header = ["field", "of", "default", *(run.name for run in runs)]
     page += [format_table(plain([header, *find_differences(runs)])), "## Figures"]
@@ -292,7 +308,7 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
     page.append("## How they were made")
     for run in runs:
         facts = [f"{key} {value}" for key, value in run.versions.items()]
-        # four spaces: no markup in it
+        # four spaces begin a block of code, without markup
         page += [f"### {plain(run.name)}", f"    {make_printable(run.command)}"]
         page.append(plain(" · ".join(facts)))
         if failure := run.rows[-1].get("failure"):
@@ -302,9 +318,8 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
     return path
 
 
-def plain(text):
-    """`text`, or lists of texts, each in one line of Markdown that shows it as it is, without
-    markup."""
+def plain(text: str | list) -> str | list:
+    """A text, or each text in a list of lists, as one line of Markdown without markup."""
     if isinstance(text, list):
         return [plain(part) for part in text]
     return re.sub(r"[\\`*\[\]<&|~$#]|\b_|_\b", r"\\\g<0>", make_printable(text))

@@ -1,24 +1,24 @@
-"""What a figure is, the table of all of them, and how they are drawn.
+"""What a figure is, the table of all figures, and their drawing.
 
 A figure is a `measure` and a `panels`, put together by `@register` above its `panels`:
 
-    measure(model, batches, run) → a dict for JSON, of one checkpoint; raises `NotApplicable` with
-    the reason where the
-        figure does not apply to the run. `batches`: the `Batches` it reads; run: the
-        `CheckpointedRun`
-    panels([what was measured of a run, with its "step", one per snapshot]) → rows of `Panel`s. Its
-    docstring is the
-        figure's title: what it shows and, in brackets, the paper's figure that it follows
+    measure(model, batches, run) → the measurement of one checkpoint, a dict for JSON; raises
+        `NotApplicable` with the reason where the figure does not apply to the run.
+        batches: the `Batches` that it reads; run: the `CheckpointedRun`
+    panels(measured) → rows of `Panel`s, from a list with the measurement and the "step" of each
+        snapshot. Its docstring is the figure's title and, in brackets, the paper's figure that
+        it follows
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 STYLE = {
     "font.size": 9,
@@ -26,20 +26,29 @@ STYLE = {
     "legend.fontsize": 7,
     "figure.titlesize": 10,
     "axes.grid": True,
-}
-STYLE |= {
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "lines.markersize": 3.5,
+    "lines.linewidth": 1.3,
+    "savefig.dpi": 130,
+    "figure.constrained_layout.use": True,
+    "axes.titley": 1.0,  # a title whose place is not searched for takes half the time
 }
-STYLE |= {"lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
-# titles that need no search take half the time
-STYLE |= {"figure.constrained_layout.use": True, "axes.titley": 1.0}
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
-TYPE_COLORS = dict(
-    emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8"
-)
+TYPE_COLORS = {
+    "emb": "C0",
+    "pos": "C4",
+    "head": "C5",
+    "qk": "C1",
+    "ffn": "C2",
+    "router": "C6",
+    "vo": "C3",
+    "norm": "C7",
+    "patch": "C8",
+}
+Measured = dict[str, Any]  # the measurement of one checkpoint
 
 
 class NotApplicable(Exception):
@@ -49,77 +58,90 @@ class NotApplicable(Exception):
 class Figure(NamedTuple):
     measure: Callable
     panels: Callable
-    shows: str
+    shows: str  # the title
     after: str  # the paper's figure that it follows; "" = none
-    tokens: int = 0  # how many it reads unless the configuration says otherwise; 0 = it needs none
-    window: int = 0  # it reads so many tokens of each sequence; 0 = all
+    tokens: int = 0  # number of tokens to read unless the configuration sets it; 0 = none are read
+    window: int = 0  # number of tokens to read of each sequence; 0 = all
     over_training: bool = False  # measured on every snapshot, else on the last alone
-    table: tuple = ()  # statistics of each type that are printed too
+    table: tuple[str, ...] = ()  # statistics of each type that are printed too
 
 
-FIGURES = {}  # name: Figure, as --figures takes them
+FIGURES = {}  # {name for --figures: Figure}
 
 
-def register(name: str, measure: Callable, **how):
-    """Enter the function below, a `panels`, as figure `name` in FIGURES. `how`: the last fields of
-    `Figure`."""
+def register(name: str, measure: Callable, **options: Any) -> Callable:
+    """Enter the function below, a `panels`, as figure `name` in FIGURES. `options`: the fields of
+    `Figure` from `tokens` on."""
 
-    def enter(panels):
+    def enter(panels: Callable) -> Callable:
         shows, _, after = panels.__doc__.removesuffix(".").partition(" (")
-        FIGURES[name] = Figure(measure, panels, shows, after.removesuffix(")"), **how)
+        FIGURES[name] = Figure(measure, panels, shows, after.removesuffix(")"), **options)
         return panels
 
     return enter
 
 
+class Line(NamedTuple):
+    x: Sequence
+    y: Sequence
+    style: str
+    options: dict[str, Any]  # keyword arguments of matplotlib's plot
+
+
 class Panel(NamedTuple):
     title: str
     xlabel: str
-    lines: list = ()  # of `line`
+    lines: Sequence[Line] = ()
     ylabel: str = ""
-    log: str = ""  # the axes that are logarithmic: "", "y" or "xy"
-    paint: Callable | None = None  # paint(ax) draws what is not a line; it returns what needs a
+    log: str = ""  # the logarithmic axes: "", "y" or "xy"
+    paint: Callable | None = None  # paint(ax) draws more than lines; returns an image that needs a
     #   colorbar, or None
 
 
-def line(x, y, style: str = "o-", **how) -> tuple:
-    """A line of a panel; `how`: as matplotlib's plot takes it."""
-    return (x, y, style), how
+PanelRows = list[list[Panel]]
 
 
-def over_steps(measured: list, values: list, style: str = "o-", **how) -> tuple:
+def line(x: Sequence, y: Sequence, style: str = "o-", **options: Any) -> Line:
+    return Line(x, y, style, options)
+
+
+def over_steps(
+    measured: list[Measured], values: Sequence, style: str = "o-", **options: Any
+) -> Line:
     """A line with one value per snapshot, over their steps."""
-    return line([m["step"] for m in measured], values, style, **how)
+    return line([m["step"] for m in measured], values, style, **options)
 
 
-def by_block(values: list, style: str = "o-", first: int = 1, **how) -> tuple:
+def by_block(values: Sequence, style: str = "o-", first: int = 1, **options: Any) -> Line:
     """A line with one value per block."""
-    return line(range(first, first + len(values)), values, style, **how)
+    return line(range(first, first + len(values)), values, style, **options)
 
 
-def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
+def blocks_over_steps(steps: list[int], rows: list[list[float]], first: int = 1) -> list[Line]:
     """A line over the steps for each block, the first darkest; rows: [L] for each step. The legend
     names two."""
-    values = np.array(rows)  # (steps, L)
-    colors = shades(values.shape[1])
-    lines = [
-        line(steps, its, ".-", color=color) for its, color in zip(values.T, colors, strict=True)
-    ]
-    for block in (0, -1):
-        lines[block][1]["label"] = f"block {first + block % len(lines)}"
+    values = np.array(rows).T  # (L, steps)
+    lines = []
+    for block, color in zip(values, shades(len(values)), strict=True):
+        lines.append(line(steps, block, ".-", color=color))
+    lines[0].options["label"] = f"block {first}"
+    lines[-1].options["label"] = f"block {first + len(lines) - 1}"
     return lines
 
 
-def shades(n: int) -> list:
+def shades(n: int) -> list[tuple[float, ...]]:
     """n colors from dark to light, for depth or time."""
     return [plt.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
 
 
-def draw(runs: dict):
-    """A matplotlib figure of {name of a run: its rows of panels}. Lines in one place have one scale
-    for all runs."""
-    rows = [(name, i, panels) for name, its in runs.items() for i, panels in enumerate(its)]
-    columns = max(len(panels) for *_, panels in rows)
+def draw(runs: dict[str, PanelRows]) -> plt.Figure:
+    """A matplotlib figure of {name of a run: its rows of panels}. Panels with lines in the same
+    place have one scale for all runs."""
+    rows = []
+    for name, panel_rows in runs.items():
+        for i, panels in enumerate(panel_rows):
+            rows.append((name, i, panels))
+    columns = max(len(panels) for _, _, panels in rows)
     figsize = (9.5, 2.5 * len(rows) + 0.6)
     figure, axes = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
     for row, (name, i, panels) in zip(axes, rows, strict=True):
@@ -133,10 +155,10 @@ def draw(runs: dict):
     return figure
 
 
-def draw_panel(ax, panel: Panel) -> None:
+def draw_panel(ax: Axes, panel: Panel) -> None:
     """Draw a panel on a matplotlib axis."""
-    for values, how in panel.lines:
-        ax.plot(*values, **how)
+    for x, y, style, options in panel.lines:
+        ax.plot(x, y, style, **options)
     if panel.paint and (image := panel.paint(ax)):
         ax.grid(False)
         ax.figure.colorbar(image, ax=ax)
@@ -144,5 +166,5 @@ def draw_panel(ax, panel: Panel) -> None:
     ax.set(**{f"{axis}scale": "log" for axis in panel.log})
     if "block" in panel.xlabel:
         ax.locator_params("x", integer=True)
-    if any(how.get("label") for _, how in panel.lines):
+    if any(line.options.get("label") for line in panel.lines):
         ax.legend()

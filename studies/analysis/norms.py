@@ -1,57 +1,63 @@
 """Norms of parameters, norm slots, DyT and scale vectors, measured and drawn: after Blockwise LR
-(arXiv 2502.19002), DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and
-what we chose: docs/analysis.md."""
+(arXiv 2502.19002), DyT (2503.10622) and scale vectors (2605.26895). Questions that the papers leave
+open, and our choices: docs/analysis.md."""
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
+from torch import Tensor
 
 from layers.ops import upcast
+from layers.slot import Slot
 from model import Transformer
 from nanodnt.run.tracking import gain_vectors, joint_gain, matrix_types, smallest_row
 from studies.analysis.figure import (
     TYPE_COLORS,
+    Measured,
     NotApplicable,
     Panel,
+    PanelRows,
     by_block,
     line,
     over_steps,
     register,
     shades,
 )
-from studies.analysis.gradients import pool_by_type, trained_parameters
-from studies.analysis.runs import WINDOW, pick_evenly
+from studies.analysis.gradients import Tensors, Types, pool_by_type, trained_parameters
+from studies.analysis.runs import WINDOW, Batch, Batches, CheckpointedRun, pick_evenly
 from studies.analysis.streams import walk
 
-# of measure_norms, as drawn
+# the numbers of measure_norms in each panel
 LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}
+SMALLEST_ROW = "smallest row of the embedding,\nand the norm after it"  # title of a panel
 
 
-def norms_by_type(parameters: dict, types: dict) -> dict:
-    """{type: L2 norm of all its parameters as one vector}; parameters: {name: tensor}, types:
-    {name: type}."""
-    return {
-        kind: torch.linalg.vector_norm(v).item()
-        for kind, v in pool_by_type(parameters, types).items()
-    }
+def norms_by_type(parameters: Tensors, types: Types) -> dict[str, float]:
+    """{type: L2 norm of all its parameters as one vector}."""
+    pooled = pool_by_type(parameters, types)
+    return {kind: torch.linalg.vector_norm(v).item() for kind, v in pooled.items()}
 
 
 @torch.no_grad()
-def measure_norms(model, batches=None, run=None):
+def measure_norms(
+    model: Transformer, batches: None = None, run: CheckpointedRun | None = None
+) -> Measured:
     """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a
     block's matrices as one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L] (Blockwise LR
-    Fig. 6 a, b); "embedding": of `smallest_row`}."""
+    Fig. 6 a, b); "embedding": the numbers of `smallest_row`}."""
     types = matrix_types(model)
     blocks = []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
-        blocks.append(
-            norms | {f"{of}_gain": float(joint_gain(getattr(block, of))) for of in ("attn", "mlp")}
-        )
+        norms["attn_gain"] = float(joint_gain(block.attn))
+        norms["mlp_gain"] = float(joint_gain(block.mlp))
+        blocks.append(norms)
     return {
         "types": norms_by_type(trained_parameters(model), model.block_types()),
         "blocks": {kind: [norms[kind] for norms in blocks] for kind in blocks[0]},
@@ -60,7 +66,7 @@ def measure_norms(model, batches=None, run=None):
 
 
 @register("norms", measure_norms, over_training=True)
-def draw_norms(measured):
+def draw_norms(measured: list[Measured]) -> PanelRows:
     """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig.
     6)."""
     last = measured[-1]
@@ -71,100 +77,104 @@ def draw_norms(measured):
     types = []
     for kind, color in TYPE_COLORS.items():
         if kind in last["types"]:
-            types.append(
-                over_steps(measured, [m["types"][kind] for m in measured], color=color, label=kind)
-            )
+            norms = [m["types"][kind] for m in measured]
+            types.append(over_steps(measured, norms, color=color, label=kind))
     panels.append(Panel("all parameters of a type", "step", types))
     if last["embedding"]:  # images have none
-        tables = [m["embedding"] for m in measured]
-        rows = over_steps(
-            measured, [its["rows"] * its["smallest"] for its in tables], label="d · min ‖w̃‖²"
-        )
-        gain = over_steps(measured, [its["gain"] ** 2 for its in tables], color="k", label="‖γ‖²")
-        panels.append(
-            Panel(
-                "smallest row of the embedding,\nand the norm after it",
-                "step",
-                [rows, gain],
-                log="y",
-            )
-        )
+        rows = [m["embedding"]["rows"] * m["embedding"]["smallest"] for m in measured]
+        gains = [m["embedding"]["gain"] ** 2 for m in measured]
+        lines = [
+            over_steps(measured, rows, label="d · min ‖w̃‖²"),
+            over_steps(measured, gains, color="k", label="‖γ‖²"),
+        ]
+        panels.append(Panel(SMALLEST_ROW, "step", lines, log="y"))
     return [panels]
 
 
-def norm_slots(model: Transformer) -> dict:
-    """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP
+def norm_slots(model: Transformer) -> dict[str, Slot]:
+    """{name: slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP
     are not on it."""
-    places = product(range(len(model.blocks)), ("attn", "mlp"), ("pre", "mid", "post"))
-    names = (
-        "input_norm",
-        *(f"blocks.{i}.{branch}.{place}" for i, branch, place in places),
-        "final_norm",
-    )
+    names = ["input_norm"]
+    for i, branch in product(range(len(model.blocks)), ("attn", "mlp")):
+        names += [f"blocks.{i}.{branch}.{place}" for place in ("pre", "mid", "post")]
+    names.append("final_norm")
     slots = {name: model.get_submodule(name) for name in names}
     return {name: slot for name, slot in slots.items() if slot.norm != "none"}
 
 
 def short_slot(slot: str, block: bool = True) -> str:
-    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the
-    same in all."""
+    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm, or without `block` attn
+    q_norm, which is the same in all blocks."""
     parts = [part for part in slot.split(".") if part != "f"]
     if parts[0] != "blocks":
         return slot
-    return " ".join([str(int(parts[1]) + 1), *parts[2:]] if block else parts[2:])
+    words = parts[2:]
+    if block:
+        words.insert(0, str(int(parts[1]) + 1))
+    return " ".join(words)
 
 
 @torch.no_grad()
-def measure_alpha(model, batches, run=None):
+def measure_alpha(
+    model: Transformer, batches: Iterable[Batch], run: CheckpointedRun | None = None
+) -> Measured:
     """{"slots": [{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of its input}] of
-    every DyT, in the order of the forward, "pearson_r": between the two, nan where all α are the
-    same} (DyT Fig. 8)."""
+    every DyT, in the order of the forward, "pearson_r": correlation of the two, nan where all α are
+    the same} (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
     if not slots:
         raise NotApplicable("no DyT")
 
-    def sums(x, *_):  # number, Σ x, Σ x² of the elements
+    def sums(x: Tensor, *_: object) -> tuple[int, float, float]:
+        """Number of the elements, their sum, the sum of their squares."""
         x = x.cpu().double()
         return x.numel(), x.sum().item(), x.square().sum().item()
 
-    n, total, squares = sum(
-        np.array(found) for found in walk(model, batches, slots.values(), sums)
-    ).T
+    by_batch = walk(model, batches, slots.values(), sums)
+    n, total, squares = sum(np.array(batch) for batch in by_batch).T
     inv_std = (squares / n - (total / n) ** 2) ** -0.5
     alpha = [float(slot.alpha) for slot in slots.values()]
-    found = [
-        dict(slot=name, alpha=a, inv_std=s)
-        for name, a, s in zip(slots, alpha, inv_std.tolist(), strict=True)
-    ]
-    pearson_r = float(np.corrcoef(alpha, inv_std)[0, 1]) if np.ptp(alpha) else math.nan
-    return {"slots": found, "pearson_r": pearson_r}
+    rows = []
+    for name, a, s in zip(slots, alpha, inv_std.tolist(), strict=True):
+        rows.append({"slot": name, "alpha": a, "inv_std": s})
+    pearson_r = math.nan
+    if np.ptp(alpha):
+        pearson_r = float(np.corrcoef(alpha, inv_std)[0, 1])
+    return {"slots": rows, "pearson_r": pearson_r}
 
 
 @register("alpha", measure_alpha, tokens=8192, over_training=True)
-def draw_alpha(measured):
+def draw_alpha(measured: list[Measured]) -> PanelRows:
     """DyT's α and 1/std of its input, over training and over the layers (DyT, Fig. 8)."""
     slots = measured[-1]["slots"]
-    alphas, inverse, ends = [], [], []
+    alphas = []
+    inverse = []
+    ends = []
     for i, (slot, color) in enumerate(zip(slots, shades(len(slots)), strict=True)):
-        alphas.append(over_steps(measured, [m["slots"][i]["alpha"] for m in measured], color=color))
-        inverse.append(
-            over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color)
-        )
+        history = [m["slots"][i] for m in measured]
+        alphas.append(over_steps(measured, [m["alpha"] for m in history], color=color))
+        inverse.append(over_steps(measured, [m["inv_std"] for m in history], color=color))
         label = short_slot(slot["slot"]) if i in (0, len(slots) - 1) else None
         ends.append(line(slot["inv_std"], slot["alpha"], color=color, label=label))
     label = "1 / std of the input"
     title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
-    panels = [
-        Panel("α over training", "step", alphas, "α"),
-        Panel("1/std over training", "step", inverse, label),
+    return [
+        [
+            Panel("α over training", "step", alphas, "α"),
+            Panel("1/std over training", "step", inverse, label),
+            Panel(title, label, ends, "α"),
+        ]
     ]
-    return [[*panels, Panel(title, label, ends, "α")]]
 
 
 @torch.no_grad()
 def norm_scatter(
-    model: Transformer, batches, slot_name: str, n: int, generator: torch.Generator
-) -> dict:
+    model: Transformer,
+    batches: Iterable[Batch],
+    slot_name: str,
+    n: int,
+    generator: torch.Generator,
+) -> dict[str, list]:
     """{"x", "y", "token", "channel": input of norm slot `slot_name`, output before the affine part,
     index of the token in all inputs, and channel of at most n elements, drawn without replacement
     (DyT Figs. 2, 4)}."""
@@ -174,26 +184,27 @@ def norm_scatter(
     chosen = torch.randperm(x.numel(), generator=generator)[:n].sort().values
     token = chosen // x.shape[1]
     channel = chosen % x.shape[1]
-    found = {
-        "x": x.cpu()[token, channel],
-        "y": y.cpu()[token, channel],
-        "token": token,
-        "channel": channel,
+    return {
+        "x": x.cpu()[token, channel].tolist(),
+        "y": y.cpu()[token, channel].tolist(),
+        "token": token.tolist(),
+        "channel": channel.tolist(),
     }
-    return {name: values.tolist() for name, values in found.items()}
 
 
-def measure_scatter(model, batches, run):
+def measure_scatter(model: Transformer, batches: Batches, run: CheckpointedRun) -> Measured:
     slots = norm_slots(model)
     if not slots:
         raise NotApplicable("no norm on the residual path")
-    chosen = pick_evenly(list(slots), 3)
-    points = {name: norm_scatter(model, batches, name, 3000, run.generator()) for name in chosen}
-    return {"slots": {name: {"norm": slots[name].norm, **found} for name, found in points.items()}}
+    scatters = {}
+    for name in pick_evenly(list(slots), 3):
+        points = norm_scatter(model, batches, name, 3000, run.generator())
+        scatters[name] = {"norm": slots[name].norm, **points}
+    return {"slots": scatters}
 
 
 @register("scatter", measure_scatter, tokens=128, window=WINDOW)
-def draw_scatter(measured):
+def draw_scatter(measured: list[Measured]) -> PanelRows:
     """Inputs and outputs of norms, element by element (DyT, Figs. 2, 4)."""
 
     rows = [[], []]
@@ -205,14 +216,16 @@ def draw_scatter(measured):
     return rows
 
 
-def paint_points(points: dict, by: str, ax) -> None:
+def paint_points(points: dict[str, list], by: str, ax: Axes) -> None:
     ax.scatter(points["x"], points["y"], c=points[by], cmap="turbo", s=3)
 
 
 @torch.no_grad()
-def measure_gains(model, batches=None, run=None):
-    """{"slots": {slot name: {"rms", "std"}}, "cosines": by block [{"qk", "qv", "kv": between the
-    gains of HG}], nan without a pre norm (Mix-LN's first blocks), [] without HG} (scale vectors,
+def measure_gains(
+    model: Transformer, batches: None = None, run: CheckpointedRun | None = None
+) -> Measured:
+    """{"slots": {slot name: {"rms", "std"}}, "cosines": [{"qk", "qv", "kv": cosine of two gains of
+    HG}] by block, nan without a pre norm (Mix-LN's first blocks), [] without HG} (scale vectors,
     Fig. 4)."""
     gains = gain_vectors(model)
     if not gains:
@@ -225,34 +238,36 @@ def measure_gains(model, batches=None, run=None):
     missing = torch.tensor([math.nan])
     cosines = []
     for i in range(len(model.blocks)):
-        of = {part: gains.get(f"blocks.{i}.attn.f.{part}.pre", missing) for part in "qkv"}
-        cosines.append(
-            {a + b: F.cosine_similarity(of[a], of[b], dim=0).item() for a, b in ("qk", "qv", "kv")}
-        )
+        by_part = {part: gains.get(f"blocks.{i}.attn.f.{part}.pre", missing) for part in "qkv"}
+        pairs = {}
+        for a, b in ("qk", "qv", "kv"):
+            pairs[a + b] = F.cosine_similarity(by_part[a], by_part[b], dim=0).item()
+        cosines.append(pairs)
     return {"slots": slots, "cosines": cosines}
 
 
 @register("gains", measure_gains, over_training=True)
-def draw_gains(measured):
+def draw_gains(measured: list[Measured]) -> PanelRows:
     """Scale vectors over training (scale vectors, Fig. 4)."""
     last = measured[-1]
     colors = {}
-    sizes, spreads, cosines = [], [], []
+    sizes = []
+    spreads = []
+    cosines = []
     for slot in last["slots"]:
         kind = short_slot(slot, block=False)
         label = None if kind in colors else kind
         color = colors.setdefault(kind, f"C{len(colors) % 10}")
-        gains = [m["slots"][slot] for m in measured]
-        sizes.append(
-            over_steps(measured, [gain["rms"] for gain in gains], color=color, label=label)
-        )
-        spreads.append(
-            over_steps(measured, [gain["std"] / gain["rms"] for gain in gains], color=color)
-        )
+        history = [m["slots"][slot] for m in measured]
+        rms = [gain["rms"] for gain in history]
+        spread = [gain["std"] / gain["rms"] for gain in history]
+        sizes.append(over_steps(measured, rms, color=color, label=label))
+        spreads.append(over_steps(measured, spread, color=color))
     for block in range(len(last["cosines"])):
         for pair, color in (("qk", "C0"), ("qv", "C1"), ("kv", "C2")):
             values = [m["cosines"][block][pair] for m in measured]
-            cosines.append(over_steps(measured, values, color=color, label=None if block else pair))
+            label = pair if block == 0 else None
+            cosines.append(over_steps(measured, values, color=color, label=label))
     panels = [Panel("RMS of the gain", "step", sizes), Panel("spread: std / RMS", "step", spreads)]
     if cosines:
         panels.append(Panel("cosine of the gains of q, k, v", "step", cosines))

@@ -1,14 +1,16 @@
-"""The statistics of claims: how many seeds, intervals, p values, verdicts. docs/claims.md explains
-the classes.
+"""The statistics of claims: number of seeds, intervals, p values, verdicts. docs/claims.md explains
+the classes of verdicts.
 
-Signs count if their p value is below LEVEL after Holm's correction over the numbers that decide, of
-all claims that the study can judge; the interval says what lies within ± the smallest effect that
-matters.
+A sign counts if its p value is below LEVEL after Holm's correction over the primary numbers of all
+claims that the study can judge. Whether an effect is smaller than the smallest that matters is
+decided by the interval.
 """
 
 import math
 import statistics
 from itertools import accumulate
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,59 +25,91 @@ CLASSES = (
     "undecided",
     "cannot judge",
 )
-LEVEL, POWER = 0.05, 0.8
-# seeds: of three or fewer an interval says nothing, and more than 16 are another experiment
-FEWEST, MOST = 4, 16
+LEVEL = 0.05
+POWER = 0.8
+# Of three seeds or fewer an interval says nothing, and more than 16 are another experiment.
+FEWEST = 4
+MOST = 16
 SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are not pooled
 
 
-def _stats():
+class Variance(NamedTuple):
+    variance: float  # of one value
+    freedom: int  # degrees of freedom
+
+
+class Interval(NamedTuple):
+    mean: float
+    low: float
+    high: float
+
+
+class Plan(NamedTuple):
+    seeds: int  # 0: the scale cannot judge the claim
+    why: str
+
+
+class Verdict(NamedTuple):
+    word: str  # one of CLASSES
+    why: str = ""
+
+
+def _stats() -> ModuleType:
     """scipy.stats, which takes a second to import: only verdicts need it."""
     from scipy import stats
 
     return stats
 
 
-def interval(values: list, pooled: tuple | None = None) -> tuple:
-    """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more.
-    pooled: (variance of one value, its degrees of freedom), in place of the values' own."""
-    mean, n = statistics.mean(values), len(values)
-    variance, freedom = pooled or (statistics.variance(values), n - 1)
-    half = float(_stats().t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance / n)
-    return mean, mean - half, mean + half
+def variance_of(values: list[float]) -> Variance:
+    return Variance(statistics.variance(values), len(values) - 1)
 
 
-def pool_variance(losses: list) -> tuple | None:
-    """(variance of one run's loss, degrees of freedom) from lists of losses of several arms with
-    the same seeds: what arm and seed do not explain (randomised blocks). None for fewer than three
-    arms, and where the arms' losses differ in their variance (Brown and Forsythe's test)."""
-    k, n = len(losses), min(map(len, losses), default=0)
-    if k < 3 or n < FEWEST or not np.isfinite(losses).all():
+def interval(values: list[float], pooled: Variance | None = None) -> Interval:
+    """The 95% interval of the mean of two or more finite values, by Student's t; `pooled` is used
+    in place of the values' own variance."""
+    mean = statistics.mean(values)
+    variance, freedom = pooled or variance_of(values)
+    t = float(_stats().t.ppf(1 - LEVEL / 2, freedom))
+    half = t * math.sqrt(variance / len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def pool_variance(losses: list[list[float]]) -> Variance | None:
+    """The variance of one run's loss that neither arm nor seed explains (randomised blocks), from
+    the losses of several arms with the same seeds. None for fewer than three arms, and where the
+    arms' losses differ in their variance (Brown and Forsythe's test)."""
+    n_arms = len(losses)
+    n_seeds = min(map(len, losses), default=0)
+    if n_arms < 3 or n_seeds < FEWEST or not np.isfinite(losses).all():
         return None
     if _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
         return None
     losses = np.array(losses)
-    rest = losses - losses.mean(axis=1, keepdims=True) - losses.mean(axis=0) + losses.mean()
-    freedom = (k - 1) * (n - 1)
-    return float((rest**2).sum()) / freedom, freedom
+    arm_means = losses.mean(axis=1, keepdims=True)
+    residuals = losses - arm_means - losses.mean(axis=0) + losses.mean()
+    freedom = (n_arms - 1) * (n_seeds - 1)
+    return Variance(float((residuals**2).sum()) / freedom, freedom)
 
 
-def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | None:
-    """The p value of a primary number's values; None if it has none: fewer than FEWEST, or some
-    diverged. If all runs of one side diverge and none of the other, it is that of so extreme a
+def p_value(values: list[float], claim: Claim, pooled: Variance | None = None) -> float | None:
+    """The p value of a primary number's values; None if there are fewer than FEWEST, or some
+    diverged. If all runs of one side diverged and none of the other, the p value of so extreme a
     split of exchangeable runs."""
     n = len(values)
     if n >= FEWEST and all_diverged(values):
         return split_p(n)
     if n < FEWEST or not all(map(math.isfinite, values)):
         return None
-    variance, freedom = pooled or (statistics.variance(values), n - 1)
-    error, mean = math.sqrt(variance / n), statistics.mean(values)
+    variance, freedom = pooled or variance_of(values)
+    mean = statistics.mean(values)
+    error = math.sqrt(variance / n)
 
-    def above(limit: float) -> float:  # of a mean at `limit`, the chance of one as high as ours
-        return (
-            float(_stats().t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
-        )
+    def above(limit: float) -> float:
+        """The chance of a mean as high as ours where the true mean is `limit`."""
+        if error == 0:
+            return float(mean <= limit)
+        return float(_stats().t.sf((mean - limit) / error, freedom))
 
     if claim.expect == "equal":
         return max(1 - above(claim.effect), above(-claim.effect))
@@ -84,19 +118,19 @@ def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | 
     return min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
 
 
-def all_diverged(values: list) -> bool:
+def all_diverged(values: list[float]) -> bool:
     """Whether all runs of one side diverged, and none of the other."""
     return all(map(math.isinf, values)) and len(set(values)) == 1
 
 
 def split_p(n: int) -> float:
+    """The chance that of 2n exchangeable runs all n of one side diverge and none of the other."""
     return 2 / math.comb(2 * n, n)
 
 
-def holm(p_values: dict, total: int) -> dict:
-    """Holm's correction over `total` tests, of which these are the ones made so far: the adjusted p
-    value of each, such that the chance of any false one below 0.05 is at most 5% over all of
-    them."""
+def holm(p_values: dict[str, float], total: int) -> dict[str, float]:
+    """Holm's correction over `total` tests, of which `p_values` has those made so far: the adjusted
+    p values, such that the chance of any false one below 0.05 is at most 5% over all tests."""
     names = sorted(p_values, key=p_values.get)
     raised = [min(1.0, (total - i) * p_values[name]) for i, name in enumerate(names)]
     return dict(zip(names, accumulate(raised, max), strict=True))
@@ -106,87 +140,103 @@ def holm(p_values: dict, total: int) -> dict:
 
 
 def power(n: int, effect: float, level: float = LEVEL, equal: bool = False) -> float:
-    """The chance that n values with standard deviation 1 show an effect: two-sided t test; equal:
-    two one-sided tests that a mean of 0 lies within ± effect."""
-    freedom, shift = n - 1, effect * math.sqrt(n)
+    """The chance that n values with standard deviation 1 show an effect, in a two-sided t test;
+    `equal`: in two one-sided tests that a mean of 0 lies within ± effect."""
+    stats = _stats()
+    freedom = n - 1
+    shift = effect * math.sqrt(n)
     if equal:
-        limit = shift - _stats().t.ppf(1 - level, freedom)
-        return float(max(0.0, 2 * _stats().t.cdf(limit, freedom) - 1)) if limit > 0 else 0.0
-    limit = _stats().t.ppf(1 - level / 2, freedom)
-    return float(_stats().nct.sf(limit, freedom, shift) + _stats().nct.cdf(-limit, freedom, shift))
+        limit = shift - stats.t.ppf(1 - level, freedom)
+        if limit <= 0:
+            return 0.0
+        return float(max(0.0, 2 * stats.t.cdf(limit, freedom) - 1))
+    limit = stats.t.ppf(1 - level / 2, freedom)
+    return float(stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift))
 
 
 def count_seeds(
     effect: float, spread: float, level: float = LEVEL, equal: bool = False
 ) -> int | None:
-    """The fewest seeds, from FEWEST, that show this effect with a chance of POWER, where a number
-    has this standard deviation over seeds; None: more than a thousand."""
+    """The fewest seeds, from FEWEST, that show this effect with a chance of POWER, where the number
+    has the standard deviation `spread` over seeds; None: more than a thousand."""
     if spread == 0:
         return FEWEST
-    return next(
-        (n for n in range(FEWEST, 1001) if power(n, effect / spread, level, equal) >= POWER), None
-    )
+    for n in range(FEWEST, 1001):
+        if power(n, effect / spread, level, equal) >= POWER:
+            return n
+    return None
 
 
-def plan_seeds(claim: Claim, tuning: list, spread: float, tests: int) -> tuple:
-    """(seeds, or 0 where the scale cannot judge, why) of a claim: from its number's values with the
-    tuning seeds, and from the standard deviation over seeds; level LEVEL over the number of tests,
-    as Holm's first step. The test shall see the published effect or, if none is published, the
-    smallest that matters; or half of what the tuning seeds show, if that is more."""
+def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> Plan:
+    """The number of seeds of a claim, from its number's values with the tuning seeds and from the
+    standard deviation over seeds; the level is LEVEL over the number of tests, as in Holm's first
+    step. The test shall see the published effect or, if none is published, the smallest that
+    matters; or half of the effect that the tuning seeds show, if that is larger."""
     level = LEVEL / tests
     if not all(map(math.isfinite, tuning)):
         n = next(n for n in range(FEWEST, MOST + 1) if split_p(n) < level)
-        return n, f"{n} seeds: runs diverge, and fewer could not tell that from chance"
-    shown, smallest = abs(statistics.mean(tuning)) / 2, claim.effect
-    found = {}
+        return Plan(n, f"{n} seeds: runs diverge, and fewer could not tell that from chance")
+    shown = abs(statistics.mean(tuning)) / 2
+    smallest = claim.effect
+    aims = {}  # {number of seeds, None if too many: the effect that they show}
     if claim.expect in ("equal", "not above"):
-        found[count_seeds(smallest, spread, level, equal=True)] = (
-            f"that it lies within ± {smallest:.2g}"
-        )
+        n = count_seeds(smallest, spread, level, equal=True)
+        aims[n] = f"that it lies within ± {smallest:.2g}"
         effect = shown - smallest
     else:
         effect = max(shown, abs(claim.number.published or smallest))
     if effect > 0:
-        found[count_seeds(effect, spread, level)] = f"an effect of {effect:.2g}"
-    n = min((n for n in found if n), default=None)
-    why = f"to see {found.get(n) or ' or '.join(found.values())} where the number's standard deviation is {spread:.2g}"
+        aims[count_seeds(effect, spread, level)] = f"an effect of {effect:.2g}"
+    n = min((n for n in aims if n), default=None)
+    aim = aims.get(n) or " or ".join(aims.values())
+    why = f"to see {aim} where the number's standard deviation is {spread:.2g}"
     if n is None or n > MOST:
-        return 0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}"
-    return n, f"{n} seeds, {why}"
+        return Plan(0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}")
+    return Plan(n, f"{n} seeds, {why}")
 
 
 # -- verdicts
 
 
-def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None = None) -> tuple:
-    """(class, why) of a claim that the study can judge, with these values of its primary number by
-    seed, and Holm's p value."""
+def classify(
+    values: list[float], claim: Claim, p: float | None, pooled: Variance | None = None
+) -> Verdict:
+    """The verdict on a claim that the study can judge, from the values of its primary number by
+    seed and the p value after Holm's correction."""
     if p is None:
-        diverged = sum(not math.isfinite(v) for v in values)
-        few = f"{len(values)} seeds have no interval"
-        return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else few
-    published, small = claim.number.published, claim.effect
+        n_diverged = sum(not math.isfinite(v) for v in values)
+        if n_diverged:
+            return Verdict("undecided", f"{n_diverged} of {len(values)} seeds diverged")
+        return Verdict("undecided", f"{len(values)} seeds have no interval")
+    published = claim.number.published
+    small = claim.effect
     if all_diverged(values):
         mean = low = high = claim.toward * values[0]
         published = None
-    else:
-        # + is the claimed sign
+    else:  # positive values have the claimed sign
         mean, low, high = interval([claim.toward * value for value in values], pooled)
-    doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
+    doubt = (
+        f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, "
+        f"{small:.2g} would matter"
+    )
     if claim.expect == "not above":  # better is no objection
-        low, high = min(low, 0), min(high, 0)
+        low = min(low, 0)
+        high = min(high, 0)
     inside = -small <= low and high <= small
     if claim.expect in ("equal", "not above"):
         if inside and p < LEVEL:
-            return "reproduced" if claim.paper else "holds", ""
-        return ("contradicted here", "") if high <= -small or low >= small else ("undecided", doubt)
+            return Verdict("reproduced" if claim.paper else "holds")
+        if high <= -small or low >= small:
+            return Verdict("contradicted here")
+        return Verdict("undecided", doubt)
     if inside:
-        return "no effect", ""
+        return Verdict("no effect")
     if p >= LEVEL:
-        return "undecided", doubt
+        return Verdict("undecided", doubt)
     if mean < 0:
-        return "contradicted here", ""
+        return Verdict("contradicted here")
     if published is None:
-        return "holds", ""
-    as_large = abs(published) / 2 <= mean <= 2 * abs(published)
-    return ("reproduced", "") if as_large else ("direction only", "another size")
+        return Verdict("holds")
+    if abs(published) / 2 <= mean <= 2 * abs(published):
+        return Verdict("reproduced")
+    return Verdict("direction only", "another size")

@@ -1,8 +1,8 @@
-"""The numbers that the papers' claims are judged by: `MEASURES`, functions of the directory of a
-run that ended well.
+"""The quantities in the papers' claims: `MEASURES`, functions of the directory of a run that ended
+well.
 
-The definitions are those of studies/analysis; the sizes below are small enough for a CPU. How
-types, slots or halves of the network are pooled is our choice.
+The definitions are those of studies/analysis; the sizes below are small enough for a CPU. The
+pooling over types, slots or halves of the network is our choice.
 """
 
 import math
@@ -10,7 +10,9 @@ import statistics
 from functools import cache, partial
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from model import Transformer
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
@@ -19,84 +21,109 @@ from studies.analysis.figure import FIGURES
 from studies.analysis.pipeline import AnalyzeConfig
 from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
 
-TOKENS = dict(gradients=65536, removal=16384)  # of the validation set
+TOKENS = dict(gradients=65536, removal=16384)  # tokens of the validation set, by figure
 PROBE_TOKENS = 2048  # for figures that need fewer
-DRAWS = 8  # of labels, for sharpness
+DRAWS = 8  # draws of labels, for sharpness
 SEED = 1  # of those draws
 ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper claims
 
 
+class Probe(NamedTuple):
+    """The arguments of a figure's `measure`."""
+
+    model: Transformer  # in fp32 and eval mode
+    batches: Batches  # whole validation sequences, or images
+    run: CheckpointedRun
+
+
 @cache
 def open_run(path: Path) -> CheckpointedRun:
-    return CheckpointedRun(
-        path, path.name, AnalyzeConfig(seed=SEED, draws=DRAWS), choose_device("auto")[0]
-    )
+    config = AnalyzeConfig(seed=SEED, draws=DRAWS)
+    return CheckpointedRun(path, path.name, config, choose_device("auto")[0])
 
 
-def probe(path: Path, tokens: int = PROBE_TOKENS, name: str = "last.pt") -> tuple:
-    """(a checkpoint's model, fp32, eval mode; whole validation sequences, or images, of about so
-    many tokens; run)."""
+def probe(path: Path, tokens: int = PROBE_TOKENS, name: str = "last.pt") -> Probe:
+    """A checkpoint's model, and batches of about this many tokens in all."""
     run = open_run(path)
-    return run.load(path / name)[0], Batches(run, tokens), run
+    return Probe(run.load(path / name)[0], Batches(run, tokens), run)
 
 
 @cache
-def measured(path: Path, figure: str, name: str = "last.pt") -> dict:
-    """What a figure of analyze.py measures at a checkpoint."""
+def measured(path: Path, figure: str, name: str = "last.pt") -> dict[str, Any]:
+    """The measurement of a figure of analyze.py at a checkpoint."""
     return FIGURES[figure].measure(*probe(path, TOKENS.get(figure, PROBE_TOKENS), name))
 
 
-def steps_of(path: Path) -> list:
+def steps_of(path: Path) -> list[int]:
     """The steps of the checkpoints step_N.pt. ValueError if none was kept."""
-    if not (steps := list(kept_steps(path))):
+    steps = list(kept_steps(path))
+    if not steps:
         raise ValueError(
-            f"{path} has kept no checkpoints: give its arm keep=True, and remove it to train it again"
+            f"{path} has kept no checkpoints: give its arm keep=True, and remove it to train it "
+            "again"
         )
     return steps
 
 
 def early_checkpoint(path: Path) -> str:
-    """The first one after warm-up."""
+    """The name of the first checkpoint after warm-up."""
     warmup = open_run(path).train_config["warmup_iters"]
-    return f"step_{next(step for step in steps_of(path) if step >= warmup)}.pt"
+    step = next(step for step in steps_of(path) if step >= warmup)
+    return f"step_{step}.pt"
 
 
-def mean_log_tail(path: Path, what: str) -> float:
-    """The mean log10 of a statistic of the gradient entries after warm-up: of q, k, v, o, w1, w2,
-    each with all layers in one."""
+def mean_log_tail(path: Path, statistic: str) -> float:
+    """The mean over q, k, v, o, w1, w2, each with all layers in one, of the log10 of a statistic of
+    the gradient entries, after warm-up."""
     tails = measured(path, "gradients", early_checkpoint(path))["types"].values()
-    return statistics.mean(math.log10(tail[what]) for tail in tails)
+    return statistics.mean(math.log10(tail[statistic]) for tail in tails)
 
 
 def mean_log_kurtosis(path: Path) -> float:
     """The mean over all matrices of the blocks, each by itself, of the log10 of the kurtosis of its
     gradient entries, after warm-up."""
     model, batches, _ = probe(path, TOKENS["gradients"], early_checkpoint(path))
-    found = gradients.compute_gradients(model, batches)
-    tails = (gradients.tail_statistics(found[name]) for name in gradients.matrix_types(model))
-    return statistics.mean(math.log10(tail["kurtosis"]) for tail in tails)
+    by_matrix = gradients.compute_gradients(model, batches)
+    logs = []
+    for name in gradients.matrix_types(model):
+        tail = gradients.tail_statistics(by_matrix[name])
+        logs.append(math.log10(tail["kurtosis"]))
+    return statistics.mean(logs)
+
+
+def logged(path: Path, key: str) -> list[float]:
+    """The values of one key in metrics.jsonl, in the order of the steps."""
+    return [row[key] for row in read_metrics(path) if key in row]
+
+
+def last_top1(path: Path) -> float:
+    """The last top-1 accuracy, in percent."""
+    return 100 * logged(path, "val_top1")[-1]
 
 
 def rise(path: Path) -> float:
-    """How far the last validation loss is above the lowest one."""
-    losses = [row["val_loss"] for row in read_metrics(path) if "val_loss" in row]
+    """The last validation loss minus the lowest."""
+    losses = logged(path, "val_loss")
     return losses[-1] - min(losses)
 
 
 def loss_at_a_quarter(path: Path) -> float:
     """The first validation loss after a quarter of the steps."""
     quarter = open_run(path).train_config["max_iters"] / 4
-    return next(
-        row["val_loss"]
-        for row in read_metrics(path)
-        if "val_loss" in row and row["step"] >= quarter
-    )
+    rows = [row for row in read_metrics(path) if "val_loss" in row and row["step"] >= quarter]
+    return rows[0]["val_loss"]
 
 
-def sharpness(path: Path, name: str = "last.pt") -> dict:
+def sharpness(path: Path, name: str = "last.pt") -> dict[str, float]:
     """{block type: arithmetic mean of the sharpness} at a checkpoint."""
     by_type = measured(path, "sharpness", name)["types"]
     return {t: by_type[t]["arithmetic"] for t in ORDER}
+
+
+def log_sharpness_ratio(path: Path, above: str, below: str) -> float:
+    """log10 of the sharpness of one block type over another's, at the end."""
+    by_type = sharpness(path)
+    return math.log10(by_type[above] / by_type[below])
 
 
 def is_ordered(path: Path, step: int) -> bool:
@@ -108,70 +135,73 @@ def order_onset(path: Path) -> float:
     """The share of the run after which every checkpoint has the order; 1 if the last one does
     not."""
     ordered = list(takewhile(lambda step: is_ordered(path, step), reversed(steps_of(path))))
-    return ordered[-1] / open_run(path).train_config["max_iters"] if ordered else 1.0
+    if not ordered:
+        return 1.0
+    return ordered[-1] / open_run(path).train_config["max_iters"]
 
 
-def probe_start(path: Path) -> tuple:
+def probe_start(path: Path) -> Probe:
     """`probe` with the initial weights, which the seed gives. Not for Admin."""
-    _, x, run = probe(path)
+    _, batches, run = probe(path)
     network = task_of(run.model_config).network()
-    return network(run.model_config, run.train_config["seed"]).eval().to(run.device), x, run
+    model = network(run.model_config, run.train_config["seed"])
+    return Probe(model.eval().to(run.device), batches, run)
 
 
 @cache
-def log_variances(path: Path, start: bool = False) -> list:
-    """log10 of the stream's variance before the first and after each block, at the end or at
-    first."""
-    model, x, _ = (probe_start if start else probe)(path)
-    return [math.log10(v) for v in streams.stream_variance(model, x)["stream"]]
+def log_variances(path: Path, start: bool = False) -> list[float]:
+    """log10 of the stream's variance before the first block and after each, at the end of training
+    or, if `start`, before its first step."""
+    model, batches, _ = probe_start(path) if start else probe(path)
+    return [math.log10(v) for v in streams.stream_variance(model, batches)["stream"]]
 
 
-def grown(path: Path, block: int) -> float:
-    """How far training has raised `log_variances` after a block, from 1."""
+def log_growth(path: Path, block: int) -> float:
+    """The change in training of `log_variances` after a block, counted from 1."""
     return log_variances(path)[block] - log_variances(path, True)[block]
 
 
-def turns(found: dict) -> list:
-    """The angular distance between each block's input and the next block's, of what analyze.py
-    measures."""
-    return [row[i + 1] for i, row in enumerate(found["distance"][:-1])]
-
-
-def deeper_half(values: list) -> float:
+def deeper_half(values: list[float]) -> float:
+    """The mean over the last half of the blocks."""
     return statistics.mean(values[-(len(values) // 2) :])
 
 
+def deep_angle(angular: dict[str, Any]) -> float:
+    """The mean angular distance between a block's input and the next block's in the deeper half,
+    from the measurement of the figure "angular"."""
+    angles = [row[i + 1] for i, row in enumerate(angular["distance"][:-1])]
+    return deeper_half(angles)
+
+
+def deep_angle_at_the_start(path: Path) -> float:
+    return deep_angle(FIGURES["angular"].measure(*probe_start(path)))
+
+
 def removal_ratio(path: Path) -> float:
-    """The mean rise of the loss when one block is deleted: of the deeper half, over the others
-    after the first."""
+    """The mean rise of the loss when one block of the deeper half is deleted, over that of the
+    other blocks after the first."""
     costs = measured(path, "removal")["drop"]
     return deeper_half(costs) / statistics.mean(costs[1 : -(len(costs) // 2)])
 
 
 MEASURES = {
-    # percent
-    "top-1": lambda path: (
-        100 * [row["val_top1"] for row in read_metrics(path) if "val_top1" in row][-1]
-    ),
-    "log10 gradient RMS": partial(mean_log_tail, what="rms"),
-    "log10 gradient kurtosis": partial(mean_log_tail, what="kurtosis"),
+    "top-1": last_top1,
+    "log10 gradient RMS": partial(mean_log_tail, statistic="rms"),
+    "log10 gradient kurtosis": partial(mean_log_tail, statistic="kurtosis"),
     "log10 gradient kurtosis by matrix": mean_log_kurtosis,
     "rise": rise,
     "loss at a quarter": loss_at_a_quarter,
-    **{
-        f"log10 sharpness {a}/{b}": lambda path, a=a, b=b: math.log10(
-            sharpness(path)[a] / sharpness(path)[b]
-        )
-        for b, a in (*pairwise(ORDER), ("emb", "norm"))
-    },
     "onset of the order": order_onset,
     "log10 last variance": lambda path: log_variances(path)[-1],
-    "log10 last variance since the start": partial(grown, block=-1),
-    "log10 variance growth since the start": lambda path: grown(path, -1) - grown(path, 1),
-    "angular deep": lambda path: deeper_half(turns(measured(path, "angular"))),
-    "angular deep at the start": lambda path: deeper_half(
-        turns(FIGURES["angular"].measure(*probe_start(path)))
+    "log10 last variance since the start": partial(log_growth, block=-1),
+    "log10 variance growth since the start": lambda path: (
+        log_growth(path, -1) - log_growth(path, 1)
     ),
+    "angular deep": lambda path: deep_angle(measured(path, "angular")),
+    "angular deep at the start": deep_angle_at_the_start,
     "removal deep": lambda path: deeper_half(measured(path, "removal")["drop"]),
     "removal ratio after the first": removal_ratio,
 }
+for below, above in (*pairwise(ORDER), ("emb", "norm")):
+    name = f"log10 sharpness {above}/{below}"
+    MEASURES[name] = partial(log_sharpness_ratio, above=above, below=below)

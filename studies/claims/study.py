@@ -1,10 +1,9 @@
-"""What a claims file holds: a `Study`, the claims of one scale as data, and how such a file is
-read.
+"""A `Study`, the claims of one scale as data, and the reader of the claims file that holds it.
 
 A claim has one `Number` that decides, a sum of arms such as "A - B", each measured seed by seed:
-arms of the same seed see the same data. Its protocol says, setting by setting, what the paper has
-and where it says so; what a study has in its place is looked up in the arms' own configurations,
-and a difference must have a reason.
+arms of the same seed see the same data. The claim's protocol lists the paper's settings with their
+sources; the study's own are looked up in the arms' configurations, and a difference must have a
+reason.
 """
 
 import math
@@ -12,70 +11,82 @@ import re
 import runpy
 import traceback
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
+
+from model import GPTConfig
+from nanodnt.settings import TrainConfig
 
 
 class Arm(NamedTuple):
-    base: str  # of Study.bases
+    """A configuration, and where its learning rate comes from."""
+
+    base: str  # key of Study.bases
     files: str = ""  # config files and flags after the base's; a file of config/init/ takes the
     #   place of the base's
-    lr: float | None = None  # a given learning rate; None: tuned, by factors of two from that of
-    #   the files
+    lr: float | None = None  # a given learning rate; None: tuned, by factors of two from the rate
+    #   in the files
     of: str = ""  # take the tuned learning rate of this arm
-    times: float = 1.0  # multiply it by this
-    floor: float = 0.1  # the learning rate ends at this share of itself; 0: where the config files
-    #   say
-    tries: tuple = ()  # further files or flags, "" for none: each is tuned, and the best is taken
-    keep: bool = False  # keep ten checkpoints, for what is measured over training
+    times: float = 1.0  # multiply that rate by this
+    floor: float = 0.1  # the learning rate ends at this share of itself; 0: at the config files'
+    #   min_lr
+    tries: tuple[str, ...] = ()  # further files or flags, "" for none: each is tuned, and the best
+    #   is taken
+    keep: bool = False  # keep ten checkpoints, for measures over training
 
     @property
     def rate_from(self) -> str:
+        if self.of and self.times != 1:
+            return f"{self.times:g} × that of {self.of}"
         if self.of:
-            return (
-                f"{self.times:g} × that of {self.of}" if self.times != 1 else f"that of {self.of}"
-            )
+            return f"that of {self.of}"
         return "tuned" if self.lr is None else "given"
 
 
 class Number(NamedTuple):
-    says: str
+    """A sum of arms, measured seed by seed."""
+
+    says: str  # the number's name on the page
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
-    measure: str = "loss"  # or a key of studies/claims/quantities.py
+    measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
 
 
 class Setting(NamedTuple):
-    name: str  # a flag, or a key of SHARES
+    """One line of a protocol."""
+
+    name: str  # a flag, or a share such as "min_lr / rate" of `settings_of`
     paper: object  # the paper's value
-    source: str  # where the paper says so
-    why: str = ""  # why the study has another one
+    source: str  # section, table or line of the paper with that value
+    why: str = ""  # the reason, where the study has another value
 
 
 class Claim(NamedTuple):
     id: str
     statement: str
-    number: Number  # that decides
-    expect: str = "below"  # or "above" 0; or "equal", "not above": within ±, below + the smallest
-    #   effect
+    number: Number  # the primary number, which decides
+    expect: str = "below"  # or "above" 0; or "equal": within ± the smallest effect; or "not above":
+    #   below + the smallest effect
     smallest: float | None = None  # the smallest effect that matters; None: half of the published
-    #   one
-    sides: tuple = ()  # further numbers: shown, they decide nothing
-    paper: str = ""
+    #   effect
+    sides: tuple[Number, ...] = ()  # further numbers, which are shown and decide nothing
+    paper: str = ""  # the paper's short name; "" for a claim of your own
     published: str = ""  # the paper's numbers, and where they are
-    protocol: tuple = ()  # of `Setting`
-    note: str = ""  # what else a reader must know
-    cannot: str = ""  # why this scale cannot judge it, written before the runs
-    seeds: int = 0  # so many, and not as many as the spread asks for
-    plain: dict = {}  # {class of the verdict: what was found, in plain words}
+    protocol: tuple[Setting, ...] = ()
+    note: str = ""  # a paragraph for the reader of the page
+    cannot: str = ""  # why this scale cannot judge the claim, written before the runs
+    seeds: int = 0  # number of seeds; 0 = as many as their spread asks for
+    plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
 
     @property
-    def numbers(self) -> tuple:
+    def numbers(self) -> tuple[Number, ...]:
         return self.number, *self.sides
 
     @property
     def toward(self) -> int:
-        """What turns the claimed sign into +."""
+        """The sign of the claimed effect."""
         return -1 if self.expect in ("below", "not above") else 1
 
     @property
@@ -86,16 +97,27 @@ class Claim(NamedTuple):
 
 class Study(NamedTuple):
     title: str  # the scale: models, data, hardware
-    bases: dict  # {name: config files and flags that come first}
-    arms: dict  # {name: `Arm`}
-    claims: list
+    bases: dict[str, str]  # {name: config files and flags that come first}
+    arms: dict[str, Arm]
+    claims: list[Claim]
     tuned: bool = True  # False: the config files' own rates, and runs are on all GPUs by torchrun,
     #   one at a time
     note: str = ""  # a paragraph for the page
-    others: dict = {}  # {paper: [(who and where, what they did and found, "+", "−" or "0")]}
+    others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
+    #   "−" or "0")]}
 
 
-def split_value(value: str) -> list:
+class ProtocolRow(NamedTuple):
+    """A setting of the paper beside the study's."""
+
+    name: str
+    paper: object
+    source: str
+    ours: list[object]  # different values of the claim's arms
+    why: str
+
+
+def split_value(value: str) -> list[tuple[int, str]]:
     """[(sign, arm)] of "A - B + C"."""
     words = re.findall(r"([+-]) (.+?)(?= [+-] |$)", f"+ {value}")
     return [(-1 if sign == "-" else 1, arm) for sign, arm in words]
@@ -110,22 +132,27 @@ def squared_weights(value: str) -> int:
     return sum(weight**2 for weight in weights.values())
 
 
-def arms_in(numbers) -> list:
-    """The names of all arms of some numbers, each once."""
-    return list(dict.fromkeys(name for number in numbers for _, name in split_value(number.value)))
+def arms_in(numbers: Iterable[Number]) -> list[str]:
+    """The names of all arms in these numbers, each once."""
+    names = {}
+    for number in numbers:
+        for _, name in split_value(number.value):
+            names[name] = True
+    return list(names)
 
 
-def load_study(path: str, measures: set) -> Study:
-    """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts
-    itself."""
+def load_study(path: str, measures: set[str]) -> Study:
+    """The `study` of a claims file. ValueError, in one line, if it has none or if the study
+    contradicts itself."""
+    if not Path(path).exists():
+        moved = path.replace("/config/studies/", "/studies/")
+        advice = f": it is now {moved}" if Path(moved).exists() else ""
+        raise ValueError(f"there is no claims file {path}{advice}")
     try:
         study = runpy.run_path(path).get("study")
-    except Exception as error:  # whatever the user's file does wrong
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == path
-        ]
+    except Exception as error:  # anything in the user's file may fail
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", "?")
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
     if not isinstance(study, Study):
@@ -135,16 +162,17 @@ def load_study(path: str, measures: set) -> Study:
     return study
 
 
-def find_problems(study: Study, measures: set):
-    """What contradicts itself in a study, each in one line."""
-    names = []  # (where, what is named there, what is allowed)
+def find_problems(study: Study, measures: set[str]) -> Iterator[str]:
+    """The contradictions in a study, each in one line."""
+    names = []  # (where a name is used, the name, the names allowed there)
     for name, arm in study.arms.items():
         names.append((f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
             names.append((f"of of arm {name!r}", arm.of, study.arms))
     for claim in study.claims:
         where = f"claim {claim.id}"
-        if not claim.number.published and claim.smallest is None or claim.effect <= 0:
+        has_effect = claim.number.published or claim.smallest is not None
+        if not has_effect or claim.effect <= 0:
             yield f"{where}: smallest, the smallest effect that matters, must be a number above 0"
         names.append((f"expect of {where}", claim.expect, ("below", "above", "equal", "not above")))
         names += [(f"an arm of {where}", name, study.arms) for name in arms_in(claim.numbers)]
@@ -156,34 +184,34 @@ def find_problems(study: Study, measures: set):
         yield "two claims have one id"
 
 
-def settings_of(model_config, config) -> dict:
-    """{name in a protocol: value}: the flags, and what is a share of another flag, so that it can
-    be the paper's in a shorter run."""
-    shares = {
-        "warm-up / steps": config.warmup_iters / config.max_iters,
-        "min_lr / rate": config.min_lr / config.learning_rate,
-        "FFN width / width": (model_config.n_ff or 4 * model_config.n_embd) / model_config.n_embd,
-    }
-    return asdict(model_config) | asdict(config) | shares
+def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, object]:
+    """{name in a protocol: value}: the flags, and shares of another flag, which a shorter run can
+    have in common with the paper's."""
+    settings = asdict(model_config) | asdict(config)
+    settings["warm-up / steps"] = config.warmup_iters / config.max_iters
+    settings["min_lr / rate"] = config.min_lr / config.learning_rate
+    settings["FFN width / width"] = model_config.ffn_width / model_config.n_embd
+    return settings
 
 
-def compare_protocol(claim: Claim, settings: list) -> list:
-    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these
-    settings. ValueError where ours is another and no reason is given."""
+def compare_protocol(claim: Claim, settings: list[dict[str, object]]) -> list[ProtocolRow]:
+    """The paper's settings beside those of the claim's arms. ValueError where an arm has another
+    value and no reason is given."""
     rows = []
     for name, paper, source, why in claim.protocol:
-        values = [its.get(name) for its in settings]
-        if not why and (others := [value for value in values if not is_same(value, paper)]):
-            problem = (
-                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper ({source})"
+        values = [arm.get(name) for arm in settings]
+        others = [value for value in values if not is_same(value, paper)]
+        if others and not why:
+            raise ValueError(
+                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper "
+                f"({source}): give the arms the paper's value, or the setting a reason"
             )
-            raise ValueError(f"{problem}: give the arms the paper's value, or the setting a reason")
-        rows.append((name, paper, source, list(dict.fromkeys(values)), why))
+        rows.append(ProtocolRow(name, paper, source, list(dict.fromkeys(values)), why))
     return rows
 
 
-def is_same(a, b) -> bool:
-    """Whether two settings are equal; of numbers, up to rounding."""
+def is_same(a: object, b: object) -> bool:
+    """Whether two settings are equal; two numbers, up to rounding."""
     try:
         return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
     except TypeError:

@@ -1,34 +1,52 @@
-"""The best learning rate of a curve, and how it changes with a model's size."""
+"""The best learning rate of a curve, and how it changes with a model's size.
+
+A curve is {learning rate: loss, None for a run that diverged}; curves of several sizes and seeds
+are {size: {learning rate: {seed: loss or None}}}.
+"""
 
 import math
 import statistics
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+Curve = dict[float, float | None]
+SeedCurves = dict[int, dict[float, dict[int, float | None]]]
 
-def slope(points: dict) -> float:
+
+class Range(NamedTuple):
+    """A value of the mean curves, and the lowest and highest of it and of each seed's value."""
+
+    value: float
+    low: float
+    high: float
+
+
+def slope(points: dict[float, float]) -> float:
     """The exponent p of y = c · x^p, by least squares in logarithms, through the points {x: y}; nan
     for fewer than two, or where a y is not above 0."""
     if len(points) < 2 or not all(y > 0 for y in points.values()):
         return math.nan
-    return statistics.linear_regression(
-        list(map(math.log, points)), list(map(math.log, points.values()))
-    ).slope
+    log_x = [math.log(x) for x in points]
+    log_y = [math.log(y) for y in points.values()]
+    return statistics.linear_regression(log_x, log_y).slope
 
 
-def parabola(losses: dict, rates: list) -> np.ndarray:
-    """(a, b, c) of a x² + b x + c, x = log rate, through three of {rate: loss}; of fewer, the line
-    or the constant."""
+def parabola(losses: Curve, rates: list[float]) -> np.ndarray:
+    """(a, b, c) of a x² + b x + c, x = log rate, through the losses at three rates; through fewer,
+    the line or the constant."""
     return np.polyfit(np.log(rates), [losses[rate] for rate in rates], len(rates) - 1)
 
 
-def best_rate(losses: dict) -> float:
-    """The learning rate of the lowest loss of {rate: loss, None for a run that diverged}: the
-    vertex of the `parabola` through the lowest point and its neighbours. nan where one of these is
-    missing, or diverged: then it is not known.
-    """
-    rates, known = sorted(losses), {rate: loss for rate, loss in losses.items() if loss is not None}
-    i = rates.index(min(known, key=known.get)) if known else 0
+def best_rate(losses: Curve) -> float:
+    """The learning rate of the lowest loss: the vertex of the `parabola` through the lowest point
+    and its two neighbours. nan where a neighbour is missing or diverged: then it is not known."""
+    rates = sorted(losses)
+    known = {rate: loss for rate, loss in losses.items() if loss is not None}
+    if not known:
+        return math.nan
+    i = rates.index(min(known, key=known.get))
     around = rates[max(0, i - 1) : i + 2]
     if len(around) < 3 or not known.keys() >= set(around):
         return math.nan
@@ -36,11 +54,11 @@ def best_rate(losses: dict) -> float:
     return math.exp(-b / (2 * a))
 
 
-def loss_at(losses: dict, rate: float) -> float:
-    """The loss at a rate between those of {rate: loss}, on the `parabola` through its two
-    neighbours and the next nearest that did not diverge; inf if a neighbour diverged; nan
-    outside."""
-    below, above = [x for x in losses if x <= rate], [x for x in losses if x >= rate]
+def loss_at(losses: Curve, rate: float) -> float:
+    """The loss at a rate between those of the curve, on the `parabola` through its two neighbours
+    and the next nearest that did not diverge; inf if a neighbour diverged; nan outside."""
+    below = [x for x in losses if x <= rate]
+    above = [x for x in losses if x >= rate]
     if not below or not above:
         return math.nan
     beside = (max(below), min(above))
@@ -51,9 +69,9 @@ def loss_at(losses: dict, rate: float) -> float:
     return float(np.polyval(parabola(losses, nearest), math.log(rate)))
 
 
-def mean_curves(curves: dict, seeds: list) -> dict:
-    """{size: {rate: mean loss over these seeds, None if one diverged}} of {size: {rate: {seed: loss
-    or None}}}, without rates that lack one of the seeds."""
+def mean_curves(curves: SeedCurves, seeds: list[int]) -> dict[int, Curve]:
+    """{size: {rate: mean loss over these seeds, None if one diverged}}, without the rates that lack
+    one of the seeds."""
     means = {}
     for size, curve in curves.items():
         means[size] = {}
@@ -64,20 +82,24 @@ def mean_curves(curves: dict, seeds: list) -> dict:
     return means
 
 
-def seeds_of(curves: dict) -> list:
-    """The seeds of {size: {rate: {seed: loss}}}."""
-    return sorted(
-        {seed for curve in curves.values() for by_seed in curve.values() for seed in by_seed}
-    )
+def seeds_of(curves: SeedCurves) -> list[int]:
+    """All seeds of these curves, in order."""
+    seeds = set()
+    for curve in curves.values():
+        for by_seed in curve.values():
+            seeds |= by_seed.keys()
+    return sorted(seeds)
 
 
-def range_over_seeds(curves: dict, function) -> tuple:
-    """(function of the mean curves, the lowest and highest value of it and of `function` of each
-    seed's own curves) for {size: {rate: {seed: loss}}}. Both are nan for a single seed, or where a
-    value is."""
+def range_over_seeds(curves: SeedCurves, function: Callable[[dict], float]) -> Range:
+    """`function` of the mean curves, with its range over the seeds: the lowest and highest of that
+    value and of `function` of each seed's own curves. Both are nan for a single seed, or where one
+    of the values is nan."""
     seeds = seeds_of(curves)
     value = function(mean_curves(curves, seeds))
-    values = [value, *(function(mean_curves(curves, [seed])) for seed in seeds)]
+    values = [value]
+    for seed in seeds:
+        values.append(function(mean_curves(curves, [seed])))
     if len(seeds) < 2 or any(map(math.isnan, values)):
-        return value, math.nan, math.nan
-    return value, min(values), max(values)
+        return Range(value, math.nan, math.nan)
+    return Range(value, min(values), max(values))

@@ -1,5 +1,6 @@
 """What a sweep trains: every combination of config files, values of flags, and seeds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,13 +13,18 @@ from nanodnt.engine import split_batch
 from nanodnt.optim import make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve, task_of
-from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
+from studies.sweep.runner import ROOT, Configs, TrainingRun, make_run, resolve_configs
 
 FLAGS = read_flags(GPTConfig, TrainConfig)
 # flags that cannot be swept, and what to do instead
-SET_HERE = {"out_dir": "use --out", "seed": "use --seeds"}
-SET_HERE |= dict.fromkeys(("init_from", "overwrite", "eval_only"), "leave it out")
-SET_HERE["tokens_per_param"] = "sweep each size by itself, with its own --max_iters"
+SET_HERE = {
+    "out_dir": "use --out",
+    "seed": "use --seeds",
+    "init_from": "leave it out",
+    "overwrite": "leave it out",
+    "eval_only": "leave it out",
+    "tokens_per_param": "sweep each size by itself, with its own --max_iters",
+}
 
 
 @dataclass
@@ -41,43 +47,60 @@ class SweepConfig:
     for_: str = ""  # config of a large model: print its command with each layout's tuned rate, at
     #   the end; a+b as above
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.print + self.collect + bool(self.coordinates) > 1:
             raise ValueError(
-                "print, collect and coordinates do not go together: print the commands, run them, collect"
+                "print, collect and coordinates do not go together: print the commands, run them, "
+                "collect"
             )
         if self.coordinates < 0:
             raise ValueError(f"coordinates={self.coordinates} must not be negative")
 
-    def list_seeds(self) -> list:
+    def list_seeds(self) -> list[int]:
         """The seeds. ValueError if the text names none, or one twice."""
         parts = [part.strip() for part in self.seeds.split(",") if part.strip()]
         numbers = [int(part) for part in parts if part.isdecimal()]
-        seeds = numbers if "," in self.seeds else range(1, min(sum(numbers), 101) + 1)
+        if "," in self.seeds:
+            seeds = numbers
+        else:
+            seeds = list(range(1, min(sum(numbers), 101) + 1))
         if len(numbers) < len(parts) or not 1 <= len(seeds) <= 100 or len(set(seeds)) < len(seeds):
-            allowed = "a number n to 100, for seeds 1 to n, or a list of different seeds: 0,5 (of one: 7,)"
-            raise ValueError(f"seeds={self.seeds} must be {allowed}")
-        return list(seeds)
+            raise ValueError(
+                f"seeds={self.seeds} must be a number n to 100, for seeds 1 to n, or a list of "
+                "different seeds: 0,5 (of one: 7,)"
+            )
+        return seeds
 
 
 class Point(NamedTuple):
+    """One run of a sweep."""
+
     run: TrainingRun
-    files: str  # its choice of --files
-    flags: dict  # its values of the flags that have several
+    files: str  # the choice of --files
+    flags: dict[str, str]  # the values of the flags that have several values in the sweep
     seed: int
 
     def name_without(self, axis: str | None) -> str:
-        """Files and flags, but for one flag: what a curve over that flag is called."""
+        """The name of a curve over the flag `axis`: the point's files and its other flags."""
         words = [self.files.replace("config/", "").replace(".py", "")]
         words += [f"{name}={value}" for name, value in self.flags.items() if name != axis]
         return " ".join(filter(None, words)) or "the config"
 
 
-def split_arguments(argv: list) -> tuple:
-    """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line.
-    ValueError for a flag that is unknown, given twice or has no value, and for one that a sweep
-    sets itself."""
-    own, files, lists = [], [], {}
+class SweepArguments(NamedTuple):
+    """The parts of a command line of sweep.py."""
+
+    own: list[str]  # flags of SweepConfig
+    files: list[str]  # config files
+    lists: dict[str, list[str]]  # {flag of train.py: its values}
+
+
+def split_arguments(argv: list[str]) -> SweepArguments:
+    """The parts of a command line. ValueError for a flag that is unknown, given twice or has no
+    value, and for one that a sweep sets itself."""
+    own = []
+    files = []
+    lists = {}
     ours = read_flags(SweepConfig)
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
@@ -96,61 +119,69 @@ def split_arguments(argv: list) -> tuple:
             for text in values:
                 read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # says what is wrong
             lists[name] = values if equals else ["True"]  # a bool needs no value
-    return own, files, lists
+    return SweepArguments(own, files, lists)
 
 
 def locate(file: str) -> str:
-    """A config file, from the current folder or else the repository, as the runs name it: relative
-    to the repository where it lies in it. ValueError if it is not there."""
+    """The path of a config file in the current folder, or else in the repository; relative to the
+    repository if the file lies in it. ValueError if there is no such file."""
     file = read_path(file)
-    if not (
-        found := next(
-            (path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None
-        )
-    ):
-        raise ValueError(f"there is no config file {file!r}")
-    return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)
+    for path in (Path(file).resolve(), (ROOT / file).resolve()):
+        if path.is_file():
+            return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+    raise ValueError(f"there is no config file {file!r}")
 
 
-def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> list:
-    """Every `Point`, in the order of the command line; the seed changes first. ValueError for one
+def list_points(
+    config: SweepConfig, files: list[str], lists: dict[str, list[str]], folder: Path
+) -> list[Point]:
+    """Every point, in the order of the command line; the seed changes first. ValueError for one
     that cannot be trained."""
     if not files and not lists and not config.files:
         raise ValueError(
             "there is nothing to sweep: name a config file, and flags with several values"
         )
     swept = [name for name in lists if len(lists[name]) > 1]
-    choices = [text.strip().split("+") if text.strip() else [] for text in config.files.split(",")]
+    choices = []
+    for text in config.files.split(","):
+        choices.append(text.strip().split("+") if text.strip() else [])
     points = []
     for names, values in product(choices, product(*lists.values())):
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
-        every = follow([*files, *chosen], flags, swept) | flags
-        runs = {
-            seed: make_run(folder, [*files, *chosen], every | {"seed": seed})
-            for seed in config.list_seeds()
-        }
-        check_trainable(next(iter(runs.values())))
-        several = {name: flags[name] for name in swept}
-        points += [Point(run, "+".join(chosen), several, seed) for seed, run in runs.items()]
+        swept_flags = {name: flags[name] for name in swept}
+        all_flags = follow([*files, *chosen], flags, swept) | flags
+        for i, seed in enumerate(config.list_seeds()):
+            run = make_run(folder, [*files, *chosen], all_flags | {"seed": seed})
+            if i == 0:  # another seed changes nothing of what is checked
+                check_trainable(run)
+            points.append(Point(run, "+".join(chosen), swept_flags, seed))
     return points
 
 
-def follow(files: list, flags: dict, swept=()) -> dict:
-    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; where
-    n_embd is `swept`, FFNs, and the number of heads, which keep their size; the base of what is
-    swept, which is that of the files. ValueError for half heads."""
+def follow(
+    files: list[str], flags: dict[str, str], swept: Sequence[str] = ()
+) -> dict[str, str | int]:
+    """The flags that follow from these, unless they are given too.
+
+    min_lr is a tenth of learning_rate. Where n_embd is `swept`, FFNs grow with it, and so does the
+    number of heads, which keep their size. The base of a swept size is the size of the files.
+    ValueError where a number of heads would not be whole."""
     more = {}
     if "learning_rate" in flags:
         more["min_lr"] = f"{float(flags['learning_rate']) / 10:g}"
     base = resolve_configs(files)[0]
-    for name in ("n_head", "n_kv_head", "n_ff") if "n_embd" in swept else ():
-        count, rest = divmod(getattr(base, name) * int(flags["n_embd"]), base.n_embd)
-        if rest and name not in flags:
-            problem = f"{name} of n_embd={base.n_embd} does not grow to a whole number at n_embd={flags['n_embd']}"
-            raise ValueError(f"{problem}: choose a multiple, or give {name} too")
-        if count:
-            more[name] = count
+    if "n_embd" in swept:
+        n_embd = int(flags["n_embd"])
+        for name in ("n_head", "n_kv_head", "n_ff"):
+            count, remainder = divmod(getattr(base, name) * n_embd, base.n_embd)
+            if remainder and name not in flags:
+                raise ValueError(
+                    f"{name} of n_embd={base.n_embd} does not grow to a whole number at "
+                    f"n_embd={n_embd}: choose a multiple, or give {name} too"
+                )
+            if count:
+                more[name] = count
     if flags.get("parametrization", base.parametrization) != "standard":
         for name in ("n_embd", "n_layer"):
             if name in swept and not getattr(base, f"base_{name}"):
@@ -158,11 +189,12 @@ def follow(files: list, flags: dict, swept=()) -> dict:
     return more
 
 
-def check_trainable(run: TrainingRun, with_data: bool = True) -> tuple:
-    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the
-    dataset prepared; not `with_data`, a dataset need not be there."""
+def check_trainable(run: TrainingRun, with_data: bool = True) -> Configs:
+    """The run's configurations. ValueError, which names the run, unless they are allowed and the
+    dataset is prepared (`with_data=False`: a dataset need not be there)."""
     try:
-        model_config, config = resolve_configs(run.args)
+        configs = resolve_configs(run.args)
+        model_config, config = configs
         meta, left_open = task_of(model_config).placeholder_meta(model_config)
         if left_open and with_data:
             meta = load_meta(config.dataset, verify=False)
@@ -171,4 +203,4 @@ def check_trainable(run: TrainingRun, with_data: bool = True) -> tuple:
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None
-    return model_config, config
+    return configs

@@ -5,6 +5,7 @@ import json
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -13,57 +14,62 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
+from studies.sweep.grid import Point
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-COLUMNS = 3  # of a figure
+COLUMNS = 3  # number of axes in a row of a figure
 
 
 def describe_hardware() -> str:
-    """What this process computes on: a GPU's name, or a CPU's and its cores."""
+    """The hardware that this process computes on: a GPU's name, or a CPU's and its cores."""
     device = choose_device("auto")[0]
     name = device_name(device)
     return f"{os.cpu_count()} CPU cores, {name}" if device.type == "cpu" else name
 
 
-def find_axis(points: list) -> str:
-    """The flag on the x axis: the first whose several values are all numbers; without one, or if it
-    has several values too, learning_rate."""
-    flags = dict(points[0].flags)
+def find_axis(points: list[Point]) -> str:
+    """The flag on the x axis: learning_rate if it has several values, else the first flag whose
+    several values are all numbers, else learning_rate."""
+    numeric = dict(points[0].flags)
     for point in points:
         for name, value in point.flags.items():
             try:
                 float(value)
             except ValueError:
-                flags.pop(name, None)
-    return "learning_rate" if "learning_rate" in flags else next(iter(flags), "learning_rate")
+                numeric.pop(name, None)
+    if "learning_rate" in numeric:
+        return "learning_rate"
+    return next(iter(numeric), "learning_rate")
 
 
-def collect(points: list, finished: list) -> dict:
-    """What sweep.json holds: {"axis": flag, "seeds": how many there should be, "missing": names of
-    the runs that are not in `finished`, "curves": {files and values of the other flags: [{x, flags,
+def collect(points: list[Point], finished: list[str]) -> dict[str, Any]:
+    """The results in sweep.json: {"axis": flag, "seeds": number of seeds, "missing": names of the
+    runs that are not in `finished`, "curves": {files and values of the other flags: [{x, flags,
     seed, outcome, loss, run, …}]}}."""
-    axis, curves, missing = find_axis(points), {}, []
+    axis = find_axis(points)
+    curves = {}
+    missing = []
     for point in points:
-        rows, name = curves.setdefault(point.name_without(axis), []), point.run.path.name
+        rows = curves.setdefault(point.name_without(axis), [])
+        name = point.run.path.name
         if name not in finished:
             missing.append(name)
             continue
         outcome, loss = read_outcome(point.run.path)
-        x = float(point.flags.get(axis) or resolve_configs(point.run.args)[1].learning_rate)
-        row = dict(x=x, flags=point.flags, seed=point.seed, outcome=outcome, loss=loss, run=name)
+        x = point.flags.get(axis) or resolve_configs(point.run.args).train.learning_rate
+        row = dict(x=float(x), flags=point.flags, seed=point.seed)
+        row |= dict(outcome=outcome, loss=loss, run=name)
         rows.append(row | read_origin(point.run.path))
-    return {
-        "axis": axis,
-        "seeds": len({point.seed for point in points}),
-        "missing": missing,
-        "curves": curves,
-    }
+    n_seeds = len({point.seed for point in points})
+    return {"axis": axis, "seeds": n_seeds, "missing": missing, "curves": curves}
 
 
-def by_x(rows: list) -> dict:
+def by_x(rows: list[dict]) -> dict[float, list[float | None]]:
     """{x: losses of the seeds, None for a run that diverged}, in the order of x."""
     losses = {}
     for row in sorted(rows, key=lambda row: (row["x"], row["seed"])):
@@ -71,53 +77,50 @@ def by_x(rows: list) -> dict:
     return losses
 
 
-def summary_rows(found: dict) -> list:
+def summary_rows(results: dict[str, Any]) -> list[list[str]]:
     """The table's rows, head first: each curve's best x, which has the lowest mean among those
-    where all seeds are there and none diverged; its spread over the seeds, the runs that diverged,
-    and the mean at each x."""
-    xs = sorted({row["x"] for rows in found["curves"].values() for row in rows})
-    lines = [
-        [
-            "",
-            f"best {found['axis']}",
-            "loss",
-            "lowest to highest",
-            "diverged",
-            *(f"{x:g}" for x in xs),
-        ]
-    ]
-    for name, rows in found["curves"].items():
-        losses = by_x(rows)
-        whole = {
-            x: its for x, its in losses.items() if None not in its and len(its) == found["seeds"]
-        }
-        cells = ["–"] * 3
-        if whole:
-            x, best = min(whole.items(), key=lambda item: statistics.mean(item[1]))
+    where all seeds are present and none diverged; its spread over the seeds, the number of runs
+    that diverged, and the mean at each x."""
+    xs = sorted({row["x"] for rows in results["curves"].values() for row in rows})
+    head = ["", f"best {results['axis']}", "loss", "lowest to highest", "diverged"]
+    lines = [[*head, *(f"{x:g}" for x in xs)]]
+    for name, rows in results["curves"].items():
+        by_rate = by_x(rows)
+        complete = {}
+        for x, losses in by_rate.items():
+            if None not in losses and len(losses) == results["seeds"]:
+                complete[x] = losses
+        cells = ["–", "–", "–"]
+        if complete:
+            x = min(complete, key=lambda x: statistics.mean(complete[x]))
+            best = complete[x]
             cells = [f"{x:g}", mean_text(best), f"{min(best):.4f} to {max(best):.4f}"]
-        cells.append(f"{sum(row['outcome'] == 'diverged' for row in rows)} of {len(rows)}")
-        lines.append([name, *cells, *(mean_text(losses.get(x, [])) for x in xs)])
+        n_diverged = sum(row["outcome"] == "diverged" for row in rows)
+        cells.append(f"{n_diverged} of {len(rows)}")
+        lines.append([name, *cells, *(mean_text(by_rate.get(x, [])) for x in xs)])
     return lines
 
 
-def mean_text(losses: list) -> str:
-    """The mean of some seeds' losses; says so if one of them diverged."""
+def mean_text(losses: list[float | None]) -> str:
+    """The mean of the seeds' losses as text; "diverged" if one of them diverged."""
     if None in losses:
         return "diverged"
     return f"{statistics.mean(losses):.4f}" if losses else "–"
 
 
-def markdown_table(rows: list) -> list:
-    """The lines of a table, head first, and an empty one; a "|" in a cell becomes "/"."""
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [
-        ""
-    ]
+def markdown_table(rows: list[list]) -> list[str]:
+    """The lines of a table, head first, and an empty line; a "|" in a cell becomes "/"."""
+    lines = []
+    for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]:
+        cells = [str(cell).replace("|", "/") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
-def new_figure(n: int, width: float = 6.0, height: float = 4.0):
-    """(figure, its n axes, up to COLUMNS in a row)."""
-    rows, columns = -(-n // COLUMNS), min(n, COLUMNS)
+def new_figure(n: int, width: float = 6.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    """A figure and its n axes, up to COLUMNS in a row. Each has this width and height, inches."""
+    rows = -(-n // COLUMNS)
+    columns = min(n, COLUMNS)
     size = (width * columns, height * rows)
     figure, axes = plt.subplots(
         rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained"
@@ -127,30 +130,29 @@ def new_figure(n: int, width: float = 6.0, height: float = 4.0):
     return figure, list(axes.flat[:n])
 
 
-def draw_curves(axis, curves: dict, xlabel: str, ylabel: str) -> None:
+def draw_curves(
+    axis: Axes, curves: dict[str, dict[float, list[float | None]]], xlabel: str, ylabel: str
+) -> None:
     """Draw {name: {x: losses of the seeds, None for a run that diverged}}: a line through the means
     with a bar over the seeds where some run ended well, and crosses at the top for runs that
     diverged."""
-    for i, (name, points) in enumerate(curves.items()):
-        ended = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
-        ended = {x: losses for x, losses in ended.items() if losses}
-        means = list(map(statistics.mean, ended.values()))
-        axis.plot(list(ended), means, "o-", color=f"C{i}", markersize=4, label=name)
-        axis.vlines(
-            list(ended),
-            list(map(min, ended.values())),
-            list(map(max, ended.values())),
-            color=f"C{i}",
-        )
-        diverged = [x for x, losses in points.items() if None in losses]
-        axis.plot(
-            diverged,
-            [0.97] * len(diverged),
-            "x",
-            color=f"C{i}",
-            transform=axis.get_xaxis_transform(),
-        )
-    xs = sorted({x for points in curves.values() for x in points})
+    for i, (name, curve) in enumerate(curves.items()):
+        color = f"C{i}"
+        ended = {}  # the losses without those of runs that diverged
+        for x, losses in curve.items():
+            finite = [loss for loss in losses if loss is not None]
+            if finite:
+                ended[x] = finite
+        xs = list(ended)
+        means = [statistics.mean(losses) for losses in ended.values()]
+        lowest = [min(losses) for losses in ended.values()]
+        highest = [max(losses) for losses in ended.values()]
+        axis.plot(xs, means, "o-", color=color, markersize=4, label=name)
+        axis.vlines(xs, lowest, highest, color=color)
+        diverged = [x for x, losses in curve.items() if None in losses]
+        at_the_top = [0.97] * len(diverged)
+        axis.plot(diverged, at_the_top, "x", color=color, transform=axis.get_xaxis_transform())
+    xs = sorted({x for curve in curves.values() for x in curve})
     if xs and xs[0] > 0:
         axis.set_xscale("log")
         axis.set_xticks(xs, [f"{x:g}" for x in xs], rotation=45)
@@ -160,16 +162,22 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:
-    """Write sweep.json, sweep.md and sweep.png; returns (lines for the console, what sweep.json
-    holds)."""
-    found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
-    write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
-    rows = summary_rows(found)
-    write_file(folder / "sweep.md", lambda f: f.write("\n".join(markdown_table(rows)).encode()))
+def write_lines(path: Path, lines: list[str]) -> None:
+    write_file(path, lambda f: f.write("\n".join(lines).encode()))
+
+
+def write_results(
+    points: list[Point], finished: list[str], folder: Path, command: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Write sweep.json, sweep.md and sweep.png; returns lines for the console, and the results in
+    sweep.json."""
+    results = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
+    write_lines(folder / "sweep.json", [json.dumps(results, indent=1)])
+    rows = summary_rows(results)
+    write_lines(folder / "sweep.md", markdown_table(rows))
     figure, (axis,) = new_figure(1)
-    losses = {name: by_x(rows) for name, rows in found["curves"].items()}
-    draw_curves(axis, losses, found["axis"], "validation loss, nats")
+    losses = {name: by_x(rows) for name, rows in results["curves"].items()}
+    draw_curves(axis, losses, results["axis"], "validation loss, nats")
     save_figure(figure, folder / "sweep.png")
-    lines = [f"not finished: {name}" for name in found["missing"]]
-    return [*lines, *table(rows), str(folder / "sweep.md")], found
+    lines = [f"not finished: {name}" for name in results["missing"]]
+    return [*lines, *table(rows), str(folder / "sweep.md")], results

@@ -14,11 +14,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -34,7 +36,7 @@ from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
 
 ROOT = Path(__file__).resolve().parents[2]  # of the repository
-# fields of config.json that may differ from the command line's without making it another run
+# fields of config.json that may differ from the command line in one and the same run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
 MAX_NAME = 100  # characters of a run folder's name, before its digest
@@ -42,28 +44,37 @@ MAX_NAME = 100  # characters of a run folder's name, before its digest
 
 class TrainingRun(NamedTuple):
     path: Path  # its folder
-    args: tuple  # of train.py, that make it
+    args: tuple[str, ...]  # arguments of train.py
+
+
+class Configs(NamedTuple):
+    model: GPTConfig
+    train: TrainConfig
+
+
+class Outcome(NamedTuple):
+    word: str  # "finished" or "diverged"
+    loss: float | None  # the last validation loss; None if the run diverged
 
 
 class Stopped(Exception):
     """The user ended the command; the runs have saved."""
 
 
-def make_run(folder: Path, files: list, flags: dict) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it
-    is."""
+def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> TrainingRun:
+    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` whose name ends with a
+    digest of the command."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
-    return TrainingRun(
-        folder / f"{'-'.join(words).replace('/', '_')[:MAX_NAME]}-{digest}", tuple(args)
-    )
+    name = "-".join(words).replace("/", "_")[:MAX_NAME]
+    return TrainingRun(folder / f"{name}-{digest}", tuple(args))
 
 
-def plain_number(value) -> str:
-    """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one
+def plain_number(value: object) -> str:
+    """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 give one
     run."""
     with suppress(ValueError):
         if float(text := f"{float(value):.12g}") == float(value):
@@ -75,23 +86,24 @@ def plain_number(value) -> str:
 PARSING = threading.Lock()
 
 
-def read_configs(args) -> tuple:
-    """(GPTConfig, TrainConfig) of a command line."""
+def read_configs(args: Iterable[str]) -> Configs:
+    """The configurations that a command line gives."""
+    paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
     with PARSING:
-        paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
-        return tuple(configure(GPTConfig, TrainConfig, argv=paths)[0])
+        return Configs(*configure(GPTConfig, TrainConfig, argv=paths)[0])
 
 
-def resolve_configs(args) -> tuple:
-    """`read_configs`, with the optimizer's defaults. ValueError where they contradict."""
-    model_config, config = read_configs(args)
-    fill_defaults(config)
-    return model_config, config
+def resolve_configs(args: Iterable[str]) -> Configs:
+    """`read_configs`, with the optimizer's defaults. ValueError where flags contradict each
+    other."""
+    configs = read_configs(args)
+    fill_defaults(configs.train)
+    return configs
 
 
 def is_finished(run: TrainingRun) -> bool:
-    """Whether the run has ended and saved, or has diverged. ValueError if it was trained with other
-    settings."""
+    """Whether the run has ended and saved, or has diverged. ValueError if it was trained with
+    other settings."""
     if not (run.path / "config.json").exists():
         return False
     model_config, config = resolve_configs(run.args)
@@ -99,15 +111,16 @@ def is_finished(run: TrainingRun) -> bool:
     made = resolve_none(made["model"]) | made["train"]
     wanted = resolve_none(asdict(model_config)) | asdict(config)
     ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
-    names = [name for name in made if name in wanted and name not in ignored]
-    changed = [
-        f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]
-    ]
+    changed = []
+    for name, value in made.items():
+        if name in wanted and name not in ignored and value != wanted[name]:
+            changed.append(f"{name} {value!r} → {wanted[name]!r}")
     if changed:
         raise ValueError(
             f"{run.path} was trained with other settings ({', '.join(changed)}): remove it"
         )
-    rows, last = read_metrics(run.path), run.path / "last.pt"
+    rows = read_metrics(run.path)
+    last = run.path / "last.pt"
     if not rows or "failure" in rows[-1]:
         return bool(rows)
     if rows[-1]["step"] < config.max_iters or "val_loss" not in rows[-1] or not last.exists():
@@ -115,20 +128,21 @@ def is_finished(run: TrainingRun) -> bool:
     return last.stat().st_mtime >= (run.path / "metrics.jsonl").stat().st_mtime
 
 
-def read_outcome(path: Path) -> tuple:
-    """("finished", the last validation loss) of a run directory; ("diverged", None) if it was ended
-    because gradients were not finite, or ends worse than it began. ValueError without any
-    validation loss."""
+def read_outcome(path: Path) -> Outcome:
+    """How the run in this directory ended. It diverged if it was ended because gradients were not
+    finite, or if its last validation loss is above the first. ValueError without any validation
+    loss."""
     rows = read_metrics(path)
-    if not (losses := [row["val_loss"] for row in rows if "val_loss" in row]):
+    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    if not losses:
         raise ValueError(f"{path / 'metrics.jsonl'} has no validation loss: remove {path}")
     if "failure" in rows[-1] or losses[-1] is None or losses[-1] > losses[0]:
-        return "diverged", None
-    return "finished", losses[-1]
+        return Outcome("diverged", None)
+    return Outcome("finished", losses[-1])
 
 
-def read_origin(path: Path) -> dict:
-    """torch's version, commit and day of a run directory's training."""
+def read_origin(path: Path) -> dict[str, str | None]:
+    """The version of torch, the commit and the day of the training in a run directory."""
     record = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return dict(
         torch=record["versions"]["torch"],
@@ -141,7 +155,7 @@ class Runner:
     """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`:
     one at a time, on all GPUs, by torchrun."""
 
-    def __init__(self, jobs: int = 0, distributed: bool = False):
+    def __init__(self, jobs: int = 0, distributed: bool = False) -> None:
         if jobs < 0:
             raise ValueError(f"jobs={jobs} must not be negative (0 = chosen for the machine)")
         n = torch.cuda.device_count()
@@ -149,31 +163,40 @@ class Runner:
         if len(gpus) < n:  # it is not set
             gpus = list(map(str, range(n)))
         self.processes = n if distributed else 1
-        self.jobs = jobs or (1 if distributed else n or own_cores())
-        # a run has a process group of its own or none, not the one that this process may have been
-        # started in
+        if not jobs:
+            jobs = 1 if distributed else n or own_cores()
+        self.jobs = jobs
+        # A run must not join the process group that this process may have been started in.
         self.env = {name: value for name, value in os.environ.items() if name not in GROUP}
         if self.jobs > 1 and not n:
             self.env.setdefault("OMP_NUM_THREADS", "1")
             # this process measures while others train
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))
-        self.slots = Queue()  # one for each run at a time
-        for i in range(self.jobs):
-            self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if n and not distributed else {})
-        self.children, self.stopping, self.made = set(), False, []
-        self.locks = {}  # a folder's, between threads
+        self.slots = Queue()  # environment variables, one entry for each run at a time
+        for i in range(jobs):
+            one_gpu = n > 0 and not distributed
+            self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if one_gpu else {})
+        self.children = set()  # processes of the runs being trained
+        self.stopping = False
+        self.made = []  # names of the runs trained by this process
+        self.locks = {}  # {a run's folder: its lock between threads}
 
-    def stop(self, number: int = signal.SIGTERM, frame=None) -> None:
-        """End: ask the runs to save and leave. Also a signal handler."""
-        self.stopping, self.ended_by = True, number
+    def stop(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
+        """Ask the runs to save and to end. Also a signal handler."""
+        self.stopping = True
+        self.ended_by = number
         for child in list(self.children):
             child.terminate()
 
-    def call_all(self, function, tasks: dict) -> tuple:
-        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that
-        ended well], 0 or the exit code). An error is printed, and the others go on. A signal ends
-        the runs."""
-        finished, code, self.stopping = [], 0, False
+    def call_all(
+        self, function: Callable[..., object], tasks: dict[str, tuple]
+    ) -> tuple[list[str], int]:
+        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns the names of
+        the calls that ended well, and the exit code. An error is printed, and the others go on. A
+        signal ends the runs."""
+        finished = []
+        code = 0
+        self.stopping = False
         handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
         pool = ThreadPoolExecutor(self.jobs)
         try:
@@ -197,34 +220,33 @@ class Runner:
         return finished, code
 
     def command(self, run: TrainingRun) -> str:
-        """The command that makes the run, to be typed in the repository."""
+        """The command that trains the run, for a shell in the repository."""
         return shlex.join(["python", *self.launch(run)])
 
-    def launch(self, run: TrainingRun) -> list:
-        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs share
-        the batch."""
-        n = self.processes
-        torchrun = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
-            if n > 1
-            else []
-        )
-        return [*torchrun, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+    def launch(self, run: TrainingRun) -> list[str]:
+        """Python's arguments in the repository: train.py and its own, after torchrun's if several
+        GPUs share the batch."""
+        words = ["train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+        if self.processes <= 1:  # 0 on a machine without GPUs
+            return words
+        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, f"--nproc_per_node={self.processes}", *words]
 
     def finish(self, run: TrainingRun) -> None:
-        """Train `run` unless it is finished. ValueError if it fails; Stopped."""
+        """Train `run` unless it is finished. ValueError if it fails; Stopped if the user ended the
+        command."""
         with self.locks.setdefault(run.path, threading.Lock()):
             if is_finished(run):
                 return
             self.train(run)
-        outcome, loss = read_outcome(run.path)
+        word, loss = read_outcome(run.path)
         self.made.append(run.path.name)
-        result = outcome if loss is None else f"loss {loss:.4f}"
+        result = word if loss is None else f"loss {loss:.4f}"
         print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
 
     def train(self, run: TrainingRun) -> None:
-        """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if
-        the run diverged."""
+        """Start train.py on `run`, which goes on from its last checkpoint, and wait. ValueError if
+        it fails, but not if the run diverged."""
         slot = self.slots.get()
         try:
             if self.stopping:
@@ -245,7 +267,6 @@ class Runner:
             raise Stopped
         rows = read_metrics(run.path)
         if code and not (rows and "failure" in rows[-1]):
-            lines = (run.path / "train.log").read_text(errors="replace").splitlines()
-            raise ValueError(
-                f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}"
-            )
+            log = run.path / "train.log"
+            lines = log.read_text(errors="replace").splitlines() or [""]
+            raise ValueError(f"a run ended with exit code {code} ({lines[-1]}): see {log}")

@@ -217,7 +217,9 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
         assert line.startswith("error: ") and words in line, line
     assert {path.name for path in tmp_path.iterdir()} <= {"other.py", "mine.py", "__pycache__"}
     assert call(tmp_path / "no.py", tmp_path) == 1
-    assert "no.py, line ?: FileNotFoundError: " in capsys.readouterr().err
+    assert f"error: there is no claims file {tmp_path / 'no.py'}\n" in capsys.readouterr().err
+    assert call(Path("config/studies/papers.py"), tmp_path) == 1
+    assert "it is now " in (line := capsys.readouterr().err) and "/studies/papers.py\n" in line
 
 
 @pytest.mark.deep

@@ -21,7 +21,7 @@ from support.claims import flag, make_experiment
 def searching(tmp_path, monkeypatch, loss, study="papers", also="seed") -> Experiment:
     """An experiment whose runs with the tuning seeds have the loss `loss(learning rate, value of
     the flag "also")`, at once."""
-    made = make_experiment(tmp_path, f"config/studies/{study}.py")
+    made = make_experiment(tmp_path, f"studies/{study}.py")
 
     def measured(measure, runs):
         assert measure == "loss" and all(int(flag(run, "seed")) in TUNING_SEEDS for run in runs)
@@ -118,7 +118,7 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path):
 
 
 def test_a_large_study_takes_all_gpus_for_a_run(tmp_path):
-    made = make_experiment(tmp_path, "config/studies/large.py")
+    made = make_experiment(tmp_path, "studies/large.py")
     made.runner.processes = 4
     launch = made.runner.launch(made.run_of("one rate", None, 1))
     assert (
@@ -146,7 +146,7 @@ def test_what_none_means_is_no_other_setting():
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
     """config.json of a run has its images' size, channels and classes, which the command may leave
     to the dataset."""
-    run = make_experiment(tmp_path, "config/studies/digits.py").run_of("DyT", 1e-3, 1)
+    run = make_experiment(tmp_path, "studies/digits.py").run_of("DyT", 1e-3, 1)
     model, train = resolve_configs(run.args)
     fill_from_dataset(
         model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits"
@@ -228,7 +228,7 @@ def test_values_by_seed(tmp_path, monkeypatch):
     high = {"S1": None, "S5": 2.75}
     seeds = {"S1 AdamW": [1, 2, 3], "S5 AdamW": [1, 2, 3]}
     monkeypatch.setattr(made, "reported", lambda name, seeds: [(name, seed) for seed in seeds])
-    monkeypatch.setattr(made, "seeds_of", lambda name: seeds.get(name, [1, 2]))
+    monkeypatch.setattr(made, "seeds_of", lambda name, claims=None: seeds.get(name, [1, 2]))
 
     def measured(measure, runs):
         return [

@@ -60,7 +60,7 @@ def claim(id: str, value: str, expect: str = "below", published=-0.5, **how) -> 
     return Claim(id, f"{id} is so", number, expect, **({"smallest": 0.25, "paper": "A"} | how))
 
 
-def make_experiment(folder: Path, claims="config/studies/papers.py", **changes) -> Experiment:
+def make_experiment(folder: Path, claims="studies/papers.py", **changes) -> Experiment:
     """An Experiment whose runs and results are in `folder`."""
     where = dict(out=str(folder / "out"), results=str(folder / "results"))
     return Experiment(ReproduceConfig(claims=str(claims), **where, **changes))

@@ -22,8 +22,7 @@ PAGES = [path for path in FILES if path.parts[0] == "docs" and path.suffix == ".
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / path for path in PAGES)]
 CONFIGS = [path for path in FILES if path.parts[0] == "config" and path.suffix == ".py"]
 # claims files, for reproduce.py
-STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]
-CONFIGS = [path for path in CONFIGS if path not in STUDIES]
+STUDIES = [path for path in FILES if path.parts[:-1] == ("studies",) and path.suffix == ".py"]
 FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks
 RUN = "model.GPTConfig", "nanodnt.settings.TrainConfig"
 SCHEMAS = {  # by name: a fork may have deleted interop/ and studies/

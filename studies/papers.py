@@ -1,7 +1,7 @@
 """The papers' claims about language models, written down before the runs, for `python
 reproduce.py`.
 
-    python reproduce.py --claims=config/studies/papers.py
+    python reproduce.py --claims=studies/papers.py
 
 Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not
 published where we could read it. The largest effects and the papers' headlines come first.
@@ -9,16 +9,21 @@ published where we could read it. The largest effects and the papers' headlines 
 
 from studies.claims.study import Arm, Claim, Number, Setting, Study
 
-# -- what the scale changes in every protocol
+# -- reasons why a setting differs from the paper's, in every protocol
 
 SIZE = "two CPU cores train it in minutes"
 RATE = "the paper's rate goes with its size and steps: tuned here"
 
 
-def kept(paper: dict, **sources) -> tuple:
-    """Settings that are the paper's here too: {flag: value}, and where the paper has them, by
-    flag."""
-    return tuple(Setting(name, value, sources[name.split()[0]]) for name, value in paper.items())
+Settings = tuple[Setting, ...]
+
+
+def kept(paper: dict[str, object], **sources: str) -> Settings:
+    """Settings {flag: value} in which the study follows the paper, with their sources by flag."""
+    settings = []
+    for name, value in paper.items():
+        settings.append(Setting(name, value, sources[name.split()[0]]))
+    return tuple(settings)
 
 
 def size(
@@ -29,51 +34,50 @@ def size(
     block_size: int,
     max_iters: int,
     dataset: str,
-) -> tuple:
-    values = dict(
-        n_layer=n_layer,
-        n_embd=n_embd,
-        batch_size=batch_size,
-        block_size=block_size,
-        max_iters=max_iters,
-    )
-    return tuple(
-        Setting(name, value, source, SIZE)
-        for name, value in (values | dict(dataset=dataset)).items()
+) -> Settings:
+    """The paper's sizes and dataset, which the study makes smaller."""
+    return (
+        Setting("n_layer", n_layer, source, SIZE),
+        Setting("n_embd", n_embd, source, SIZE),
+        Setting("batch_size", batch_size, source, SIZE),
+        Setting("block_size", block_size, source, SIZE),
+        Setting("max_iters", max_iters, source, SIZE),
+        Setting("dataset", dataset, source, SIZE),
     )
 
 
 # -- DNT: arms
 
 MSGDW = "config/optimizers/msgdw.py"
+# {setting of DNT: its file}
 S = {f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)}
 SCALED = "--learning_rate=0.5 --residual_init=gpt2"
 LEFT_OUT = ("QK", "pre", "mid", "input")
 STRESS = "--warmup_iters=0 --weight_decay=0"
-DNT_ARMS = {
-    **{f"{s} at 1.0": Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0) for s, file in S.items()},
-    **{
-        f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0)
-        for s in ("S1", "S5")
-    },
-    **{f"{s} AdamW": Arm("gpt", S[s]) for s in ("S1", "S5")},
-    **{f"{s} AdamW, 8 × S1's rate": Arm("gpt", S[s], of="S1 AdamW", times=8) for s in ("S1", "S5")},
-    "S5 AdamW, S1's rate": Arm("gpt", S["S5"], of="S1 AdamW"),
-    "S5 AdamW, 8 × its rate": Arm("gpt", S["S5"], of="S5 AdamW", times=8),
-    **{f"{s} mSGDW, scaled": Arm("gpt", f"{S[s]} {MSGDW} {SCALED}", floor=0) for s in ("S1", "S5")},
-    **{
-        f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3")
-        for s in ("S1", "S5")
-    },
-    **{
-        f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3)
-        for n in LEFT_OUT
-    },
-    "S4, whole": Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3),
-    "S1, as S4": Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3),
-}
+MUON_ARM = "config/optimizers/muon.py --learning_rate=8e-3"
 
-# -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, but for AdamW's rate
+DNT_ARMS = {}
+for s, file in S.items():
+    DNT_ARMS[f"{s} at 1.0"] = Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} mSGDW"] = Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} AdamW"] = Arm("gpt", S[s])
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} AdamW, 8 × S1's rate"] = Arm("gpt", S[s], of="S1 AdamW", times=8)
+DNT_ARMS["S5 AdamW, S1's rate"] = Arm("gpt", S["S5"], of="S1 AdamW")
+DNT_ARMS["S5 AdamW, 8 × its rate"] = Arm("gpt", S["S5"], of="S5 AdamW", times=8)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} mSGDW, scaled"] = Arm("gpt", f"{S[s]} {MSGDW} {SCALED}", floor=0)
+for s in ("S1", "S5"):
+    DNT_ARMS[f"{s} Muon"] = Arm("gpt", f"{S[s]} {MUON_ARM}")
+for norm in LEFT_OUT:
+    files = f"config/dnt/no_{norm.lower()}_norm.py {STRESS}"
+    DNT_ARMS[f"S4 without {norm}"] = Arm("gpt", files, lr=0.3)
+DNT_ARMS["S4, whole"] = Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3)
+DNT_ARMS["S1, as S4"] = Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3)
+
+# -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, except AdamW's rate
 
 DNT_SIZE = size(
     "Tables 3, 5, App. C [529, 537, 584-586]", 12, 768, 480, 1024, 200_000, "openwebtext"
@@ -160,8 +164,8 @@ DNT = [
         paper="DNT",
         published="124M: 2.849 and 2.906 (Table 1 [246, 247])",
         protocol=COMMON,
-        note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has LayerNorm. The size of the "
-        "effect is that of Xavier too: see dnt-own.",
+        note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has "
+        "LayerNorm. The size of the effect is that of Xavier too: see dnt-own.",
     ),
     Claim(
         "dnt-order",
@@ -174,11 +178,11 @@ DNT = [
             Number("S5 minus S4: similar, in the paper", "S5 at 1.0 - S4 at 1.0"),
         ),
         paper="DNT",
-        published="Fig. 6, 124M, all with the same hyper-parameters [264]: S1 worst, S2 similar, S3 better, S4 and S5 "
-        "best and similar [268]; no numbers",
+        published="Fig. 6, 124M, all with the same hyper-parameters [264]: S1 worst, S2 similar, "
+        "S3 better, S4 and S5 best and similar [268]; no numbers",
         protocol=COMMON,
-        note="That the figure has Table 5's values is our reading [I]. 0.057, for the sum of two differences, is our "
-        "choice [I]: Table 1's effect.",
+        note="That the figure has Table 5's values is our reading [I]. 0.057, for the sum of two "
+        "differences, is our choice [I]: Table 1's effect.",
     ),
     Claim(
         "dnt-own",
@@ -191,14 +195,16 @@ DNT = [
             Number("S1: with 1/√(2L) minus without", "S1 mSGDW, scaled - S1 mSGDW"),
         ),
         paper="DNT",
-        published="124M: 2.849 and 2.906, at one rate (Table 1 [246, 247]), from “a rough grid search” [543]",
+        published="124M: 2.849 and 2.906, at one rate (Table 1 [246, 247]), from “a rough grid "
+        "search” [543]",
         protocol=OWN_RATE,
-        note="Xavier decides the size [I]. Its form, plain last matrices and small embeddings are our reading: the "
-        "paper says no more than “Xavier”, and nanoGPT, on which it builds, has 1/√(2L) on the last matrices. In an "
-        "earlier round the difference was −0.085 and −0.039 with GPT-2's initial weights, −0.061 (−0.143 to +0.021) "
-        "with those that suit small models, and −0.277 and −0.299 with Xavier and a warm-up of a tenth. S1's tuned "
-        "rate is a step below its best one, 0.25, which stands on a cliff; there the difference is −0.38 with the "
-        "tuning seeds.",
+        note="Xavier decides the size [I]. Its form, plain last matrices and small embeddings are "
+        "our reading: the paper says no more than “Xavier”, and nanoGPT, on which it builds, has "
+        "1/√(2L) on the last matrices. In an earlier round the difference was −0.085 and −0.039 "
+        "with GPT-2's initial weights, −0.061 (−0.143 to +0.021) with those that suit small "
+        "models, and −0.277 and −0.299 with Xavier and a warm-up of a tenth. S1's tuned rate is a "
+        "step below its best one, 0.25, which stands on a cliff; there the difference is −0.38 "
+        "with the tuning seeds.",
     ),
     Claim(
         "dnt-gap",
@@ -210,14 +216,16 @@ DNT = [
             Number("S5 minus S1 under AdamW", "S5 AdamW - S1 AdamW", -0.004),
         ),
         paper="DNT",
-        published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 [244-247])",
+        published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 "
+        "[244-247])",
         protocol=(*TABLE_5, WARMUP, *DNT_SIZE),
-        note="Each arm at its own rate [I]; the paper's momentum SGD has one rate for both [577]. Decay and floors as "
-        "in dnt-own and dnt-robust. Pre-LN's gap is small here because Xavier costs its AdamW runs more than half a "
-        "nat; with initial weights that suit small models the number was +0.028 (−0.053 to +0.109), undecided. And the "
-        "runs are short: see dnt-par.",
+        note="Each arm at its own rate [I]; the paper's momentum SGD has one rate for both [577]. "
+        "Decay and floors as in dnt-own and dnt-robust. Pre-LN's gap is small here because Xavier "
+        "costs its AdamW runs more than half a nat; with initial weights that suit small models "
+        "the number was +0.028 (−0.053 to +0.109), undecided. And the runs are short: see dnt-par.",
         plain={
-            "contradicted here": "With Xavier, DNT widens momentum SGD's gap to AdamW: it helps AdamW even more"
+            "contradicted here": "With Xavier, DNT widens momentum SGD's gap to AdamW: it helps "
+            "AdamW even more"
         },
     ),
     Claim(
@@ -230,12 +238,13 @@ DNT = [
         published="124M: 2.849 and 2.863 (Table 1 [247, 245]); “a similar result” [238]",
         protocol=(*TABLE_5, WARMUP, *DNT_SIZE),
         note="0.02 nats is our choice [I]. Added when the runs of dnt-own and dnt-gap were there.",
-        cannot="in an earlier round momentum SGD was far behind AdamW in runs of this length, whatever was varied: "
-        "whether it catches up takes a long run",
+        cannot="in an earlier round momentum SGD was far behind AdamW in runs of this length, "
+        "whatever was varied: whether it catches up takes a long run",
     ),
     Claim(
         "dnt-robust",
-        "From Pre-LN's learning rate under AdamW to eight times it, DNT's loss rises less than Pre-LN's [I]",
+        "From Pre-LN's learning rate under AdamW to eight times it, DNT's loss rises less than "
+        "Pre-LN's [I]",
         Number(
             "rise of S5 minus rise of S1",
             "S5 AdamW, 8 × S1's rate - S5 AdamW, S1's rate - S1 AdamW, 8 × S1's rate + S1 AdamW",
@@ -258,20 +267,22 @@ DNT = [
             ),
         ),
         paper="DNT",
-        published="no number and no runs; App. C: as DNT is “robust to large learning rate” it has 6e-4 at every size "
-        "[543], GPT-2 6e-4, 2.5e-4 and 1.5e-4 [577]: one to four times",
+        published="no number and no runs; App. C: as DNT is “robust to large learning rate” it has "
+        "6e-4 at every size [543], GPT-2 6e-4, 2.5e-4 and 1.5e-4 [577]: one to four times",
         protocol=ADAMW,
-        note="DNT's own rate is sixteen times Pre-LN's, so it is below its own at both rates, and Pre-LN starts at its "
-        "best. The number says that DNT's rate is higher; the last two say what happens beyond it. With initial "
-        "weights that suit small models this number was −0.95, with embeddings of N(0, 1) +0.05, where Pre-LN's own "
-        "rate is eight times as high (seed 0, [initial weights](init.md), [rates](rates.md)). The floor is a tenth of "
-        "each rate [I], warm-up is 3 steps, and S1 has RMSNorm. Eight times, the same two rates for both, and 0.1 nats "
-        "are our choices [I]. At first the number was S5 minus S1 at eight times the rate, and 0.2 nats. It was "
-        "changed when the earlier round, the tuning seeds and ten of Pre-LN's reported runs at its own rate were there "
-        "and two of DNT's at eight times it had begun; the last two numbers were added when the others had all runs.",
+        note="DNT's own rate is sixteen times Pre-LN's, so it is below its own at both rates, and "
+        "Pre-LN starts at its best. The number says that DNT's rate is higher; the last two say "
+        "what happens beyond it. With initial weights that suit small models this number was "
+        "−0.95, with embeddings of N(0, 1) +0.05, where Pre-LN's own rate is eight times as high "
+        "(seed 0, [initial weights](init.md), [rates](rates.md)). The floor is a tenth of each "
+        "rate [I], warm-up is 3 steps, and S1 has RMSNorm. Eight times, the same two rates for "
+        "both, and 0.1 nats are our choices [I]. At first the number was S5 minus S1 at eight "
+        "times the rate, and 0.2 nats. It was changed when the earlier round, the tuning seeds and "
+        "ten of Pre-LN's reported runs at its own rate were there and two of DNT's at eight times "
+        "it had begun; the last two numbers were added when the others had all runs.",
         plain=dict(
-            holds="With Xavier, eight times Pre-LN's learning rate under AdamW harms Pre-LN and not DNT, whose own "
-            "rate is higher still"
+            holds="With Xavier, eight times Pre-LN's learning rate under AdamW harms Pre-LN and "
+            "not DNT, whose own rate is higher still"
         ),
     ),
     Claim(
@@ -288,15 +299,16 @@ DNT = [
             Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
         ),
         paper="DNT",
-        published="App. F: without QK-norm it collapses within a few steps [633], without pre norms from about 4,000 "
-        "[634], without mid norms it oscillates between 10K and 30K [635], without input norm it converges [636]; "
-        "ranking QK > pre ≈ mid > input [638]",
+        published="App. F: without QK-norm it collapses within a few steps [633], without pre "
+        "norms from about 4,000 [634], without mid norms it oscillates between 10K and 30K [635], "
+        "without input norm it converges [636]; ranking QK > pre ≈ mid > input [638]",
         protocol=APP_F,
         plain={
-            "no effect": "Under Adam at 0.3, so small a DNT does not collapse without QK-norm; mid norms matter more"
+            "no effect": "Under Adam at 0.3, so small a DNT does not collapse without QK-norm; mid "
+            "norms matter more"
         },
-        note="The paper says that it starts from "
-        "S5 but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
+        note="The paper says that it starts from S5 but lists two pre norms [624], which is S4 "
+        "[I]. A collapse of 0.5 nats is our choice [I].",
     ),
     Claim(
         "dnt-muon",
@@ -308,10 +320,11 @@ DNT = [
             Number("S5 minus S1 under Muon", "S5 Muon - S1 Muon"),
         ),
         paper="DNT",
-        published="no number; App. F.1: DNT has a “significantly better convergence speed” under Muon [655]",
+        published="no number; App. F.1: DNT has a “significantly better convergence speed” under "
+        "Muon [655]",
         protocol=MUON,
-        note="A lower last loss is our reading, and so are 0.02 nats [I]. Decay, floor and the place of embeddings are "
-        "[U].",
+        note="A lower last loss is our reading, and so are 0.02 nats [I]. Decay, floor and the "
+        "place of embeddings are [U].",
         plain={"holds": "Muon helps DNT, and Pre-LN even more; under Muon DNT still leads"},
     ),
     Claim(
@@ -396,7 +409,8 @@ BLOCKWISE = (
     Setting(
         "decay_gains",
         "all",
-        "its authors' code; the text says that settings “align” with nanoGPT's [231], which decays none",
+        "its authors' code; the text says that settings “align” with nanoGPT's [231], which decays "
+        "none",
     ),
     Setting("n_layer", 8, "Table 2 [408]"),
     *size("Table 2, A.1 [408, 413]", 8, 1024, 480, 1024, 50_000, "openwebtext")[1:],
@@ -420,13 +434,15 @@ BLOCKWISE_CLAIMS = [
             Number("Norm ×2", "Norm ×2 - one rate", 0.003),
         ),
         paper="Blockwise LR",
-        published="0.25B, 50K steps: 2.784 and 2.834; Emb 2.818, Emb and FFN 2.791, Norm 2.837 (Table 1 [270-274])",
+        published="0.25B, 50K steps: 2.784 and 2.834; Emb 2.818, Emb and FFN 2.791, Norm 2.837 "
+        "(Table 1 [270-274])",
         protocol=(*BLOCKWISE, AT_SWITCH),
         plain={
-            "contradicted here": "Here blockwise rates lose to one rate, and the embedding's ratio alone wins"
+            "contradicted here": "Here blockwise rates lose to one rate, and the embedding's ratio "
+            "alone wins"
         },
-        note="Ratios 10, 8, 6, 4 for Emb, QK, FFN, VO (Eq. 5 [235]). The paper's grid is finer than ours, which has "
-        "factors of two (A.1 [413]); how near its rate is to failing: [U].",
+        note="Ratios 10, 8, 6, 4 for Emb, QK, FFN, VO (Eq. 5 [235]). The paper's grid is finer "
+        "than ours, which has factors of two (A.1 [413]); how near its rate is to failing: [U].",
     ),
     Claim(
         "blockwise-own",
@@ -448,9 +464,9 @@ BLOCKWISE_CLAIMS = [
                 "all blocks, head too, own rate - all blocks, own rate",
             ),
         ),
-        note="A check of ours: whether more than a higher rate is gained. Half of Table 1's effect matters [I]. The "
-        "head, untied, has a ratio of 1 as in its authors' code; whether that is slow in a short run was asked when "
-        "blockwise rates had lost in the tuning runs.",
+        note="A check of ours: whether more than a higher rate is gained. Half of Table 1's effect "
+        "matters [I]. The head, untied, has a ratio of 1 as in its authors' code; whether that is "
+        "slow in a short run was asked when blockwise rates had lost in the tuning runs.",
     ),
     Claim(
         "blockwise-speed",
@@ -468,11 +484,11 @@ BLOCKWISE_CLAIMS = [
             Number("one rate: twice the steps minus once", "one rate, twice the steps - one rate"),
         ),
         paper="Blockwise LR",
-        published="“nearly 2×” (sec. 6.1 [256]), over runs of 50,000 and 100,000 steps (A.1 [413]): 1.91 × at 0.25B, "
-        "read off a plot in its authors' repository",
+        published="“nearly 2×” (sec. 6.1 [256]), over runs of 50,000 and 100,000 steps (A.1 "
+        "[413]): 1.91 × at 0.25B, read off a plot in its authors' repository",
         protocol=(*BLOCKWISE, AT_SWITCH),
-        note="Each run has a schedule of its own length, as in Fig. 4. Half, where the paper has 1 / 1.91, and 0.02 "
-        "nats are our choices [I].",
+        note="Each run has a schedule of its own length, as in Fig. 4. Half, where the paper has 1 "
+        "/ 1.91, and 0.02 nats are our choices [I].",
     ),
     Claim(
         "blockwise-adam-mini",
@@ -484,10 +500,11 @@ BLOCKWISE_CLAIMS = [
         ),
         plain={"contradicted here": "Under Adam-mini too, blockwise rates lose to one rate here"},
         paper="Blockwise LR",
-        published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW "
-        "[284]",
+        published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate "
+        "tuned for AdamW [284]",
         protocol=tuple(s for s in BLOCKWISE if s.name not in ("optimizer", "decay_gains")),
-        note="Its authors' Adam-mini decays no gains. That the ratios begin at the end of warm-up here too is [I].",
+        note="Its authors' Adam-mini decays no gains. That the ratios begin at the end of warm-up "
+        "here too is [I].",
     ),
     Claim(
         "blockwise-order",
@@ -513,12 +530,13 @@ BLOCKWISE_CLAIMS = [
             ),
         ),
         paper="Blockwise LR",
-        published="Emb ≪ QK < FFN < VO ≪ Norm (Principle 1 [47]); LLaMA 0.25B at 40K steps about 8.6e-7, 1.5e-6, "
-        "2.9e-6, 5.4e-6, 3.1e-5, half of whose ratio matters [I] (read off a chart in its authors' repository)",
+        published="Emb ≪ QK < FFN < VO ≪ Norm (Principle 1 [47]); LLaMA 0.25B at 40K steps about "
+        "8.6e-7, 1.5e-6, 2.9e-6, 5.4e-6, 3.1e-5, half of whose ratio matters [I] (read off a chart "
+        "in its authors' repository)",
         note="Arithmetic means (Eq. 4 [124]; A.1 [421] computes on a logarithmic scale).",
         protocol=BLOCKWISE,
-        cannot="an embedding's mean falls as the vocabulary grows, since a text uses few of its rows: with 4,096 "
-        "tokens in place of 50,304 the paper's 1.557 would be about 0.47 [I]",
+        cannot="an embedding's mean falls as the vocabulary grows, since a text uses few of its "
+        "rows: with 4,096 tokens in place of 50,304 the paper's 1.557 would be about 0.47 [I]",
         seeds=4,
     ),
 ]
@@ -571,7 +589,8 @@ FIG_4 = (
 LNS_CLAIMS = [
     Claim(
         "lns-variance",
-        "In training, the variance of the last block's stream grows less under LNS than in Pre-LN [I]",
+        "In training, the variance of the last block's stream grows less under LNS than in Pre-LN "
+        "[I]",
         Number(
             "log10 of the last block's variance, since initialisation, LNS minus Pre-LN",
             "LNS - Pre-LN",
@@ -600,20 +619,23 @@ LNS_CLAIMS = [
             ),
         ),
         paper="LNS",
-        published="Fig. 4, 130M: shallow layers stay stable, the last layer grows after 2K iterations, up to 175 in "
-        "Pre-LN and Pre-LN with scaled init together; LNS about 25 (sec. 5.4 [217])",
+        published="Fig. 4, 130M: shallow layers stay stable, the last layer grows after 2K "
+        "iterations, up to 175 in Pre-LN and Pre-LN with scaled init together; LNS about 25 (sec. "
+        "5.4 [217])",
         protocol=FIG_4,
         plain={
-            "no effect": "LNS ends with a seventh of Pre-LN's last variance, as published, but most of that is there "
-            "at the start"
+            "no effect": "LNS ends with a seventh of Pre-LN's last variance, as published, but "
+            "most of that is there at the start"
         },
-        note="The estimator is [U]: here over a token's channels, mean over tokens [I]. Fig. 4 has the variance at the "
-        "end; the factors alone make it smaller before the first step, so what training adds decides, and 0.2: our "
-        "choices [I]. In an earlier round (16 blocks, 300 steps) the number was the growth from the first block to "
-        "the last, at the end (−0.59, of which −0.83 was there at the start), then the same since initialisation. "
-        "That divides by the first block's variance, which the paper does not and which is not stable here: it was "
-        "changed when nine seeds of LNS minus Pre-LN were known, and none of trained scaled init. Scaled init starts "
-        "lower than LNS and ends higher: against it the paper's sign shows in training too (side number).",
+        note="The estimator is [U]: here over a token's channels, mean over tokens [I]. Fig. 4 has "
+        "the variance at the end; the factors alone make it smaller before the first step, so what "
+        "training adds decides, and 0.2: our choices [I]. In an earlier round (16 blocks, 300 "
+        "steps) the number was the growth from the first block to the last, at the end (−0.59, of "
+        "which −0.83 was there at the start), then the same since initialisation. That divides by "
+        "the first block's variance, which the paper does not and which is not stable here: it was "
+        "changed when nine seeds of LNS minus Pre-LN were known, and none of trained scaled init. "
+        "Scaled init starts lower than LNS and ends higher: against it the paper's sign shows in "
+        "training too (side number).",
     ),
     Claim(
         "lns-depth",
@@ -648,16 +670,18 @@ LNS_CLAIMS = [
             ),
         ),
         paper="LNS",
-        published="Fig. 7 and sec. 5.5 [225]: the cost is more even over the layers, removing deeper layers costs more "
-        "under LNS, and they turn the stream more; no numbers but angles “exceeding 0.6”",
+        published="Fig. 7 and sec. 5.5 [225]: the cost is more even over the layers, removing "
+        "deeper layers costs more under LNS, and they turn the stream more; no numbers but angles "
+        "“exceeding 0.6”",
         protocol=LNS,
         plain={
-            "contradicted here": "In so short a run deep blocks do less under LNS: removing one costs a third of what "
-            "it costs in Pre-LN"
+            "contradicted here": "In so short a run deep blocks do less under LNS: removing one "
+            "costs a third of what it costs in Pre-LN"
         },
-        note="Cost is the rise of the validation loss, where the paper has accuracy; angles are raw, and the paper's "
-        "may be scaled. Halves and 0.01 nats are our choices [I]. An earlier round (16 blocks, 300 steps) had the same "
-        "sign. The factor enters a SwiGLU twice: deep FFNs start nearly switched off, and these runs are short.",
+        note="Cost is the rise of the validation loss, where the paper has accuracy; angles are "
+        "raw, and the paper's may be scaled. Halves and 0.01 nats are our choices [I]. An earlier "
+        "round (16 blocks, 300 steps) had the same sign. The factor enters a SwiGLU twice: deep "
+        "FFNs start nearly switched off, and these runs are short.",
     ),
     Claim(
         "lns-loss",
@@ -677,18 +701,19 @@ LNS_CLAIMS = [
             ),
         ),
         paper="LNS",
-        published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its "
-        "authors' repository)",
+        published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an "
+        "image of its authors' repository)",
         protocol=LNS,
         plain={
             "contradicted here": "In so short a run LNS is level with Pre-LN and behind scaled init"
         },
-        note="The rate is the best for scaled init, as if for all; a side has LNS at its own. Pre-LN's own was planned "
-        "and left out before any run of it: the time was up. Scaled: o and down [I]; the paper's text says W0 and W2 "
-        "[217]. The paper sees LNS behind Pre-LN early in training, at 7B [204]. "
-        "These runs have a thousandth of its tokens, less than one a parameter. An earlier round (16 blocks, 300 "
-        "steps, own rates) said that it cannot show this, and had LNS 0.28 behind scaled init and 0.73 ahead of "
-        "Pre-LN. The authors' scripts keep weights and Adam's state in bf16; here they are fp32.",
+        note="The rate is the best for scaled init, as if for all; a side has LNS at its own. "
+        "Pre-LN's own was planned and left out before any run of it: the time was up. Scaled: o "
+        "and down [I]; the paper's text says W0 and W2 [217]. The paper sees LNS behind Pre-LN "
+        "early in training, at 7B [204]. These runs have a thousandth of its tokens, less than one "
+        "a parameter. An earlier round (16 blocks, 300 steps, own rates) said that it cannot show "
+        "this, and had LNS 0.28 behind scaled init and 0.73 ahead of Pre-LN. The authors' scripts "
+        "keep weights and Adam's state in bf16; here they are fp32.",
     ),
 ]
 
@@ -728,8 +753,9 @@ DYT_CLAIMS = [
         paper="DyT",
         published="no number; App. A [435]: without it “training struggles to progress”",
         protocol=DYT,
-        note="0.05 nats is our choice [I]. Data, batch and schedule of the paper are Pile, 4M tokens [437] and its "
-        "code's. Rate and α₀ are those found with the scalar: without it others may be better.",
+        note="0.05 nats is our choice [I]. Data, batch and schedule of the paper are Pile, 4M "
+        "tokens [437] and its code's. Rate and α₀ are those found with the scalar: without it "
+        "others may be better.",
     ),
     Claim(
         "dyt-rmsnorm",
@@ -738,12 +764,13 @@ DYT_CLAIMS = [
         expect="equal",
         smallest=0.02,
         paper="DyT",
-        published="LLaMA 7B 1.60 and 1.59, 13B 1.54 and 1.53, 34B and 70B equal (Table 4 [165-168])",
+        published="LLaMA 7B 1.60 and 1.59, 13B 1.54 and 1.53, 34B and 70B equal (Table 4 "
+        "[165-168])",
         protocol=DYT,
-        note="0.02 nats is our choice [I]. The paper's losses are of training [170], ours of validation; it tunes α₀ "
-        "before attention and elsewhere apart [285].",
-        cannot="the paper's models are 4,096 wide and more and see 200B tokens; α₀ goes with width, from 1,024 on "
-        "(Table 12), and the seeds differ by 0.1",
+        note="0.02 nats is our choice [I]. The paper's losses are of training [170], ours of "
+        "validation; it tunes α₀ before attention and elsewhere apart [285].",
+        cannot="the paper's models are 4,096 wide and more and see 200B tokens; α₀ goes with "
+        "width, from 1,024 on (Table 12), and the seeds differ by 0.1",
         seeds=4,
     ),
 ]
@@ -776,8 +803,8 @@ GAINS_CLAIMS = [
         expect="above",
         sides=(Number("each at its own rate", "none - shared", 0.015),),
         paper="scale vectors",
-        published="“substantially degrades” (abstract [56]); 0.12B: +0.028, after tuning the rate again +0.015 [from "
-        "secondary notes]",
+        published="“substantially degrades” (abstract [56]); 0.12B: +0.028, after tuning the rate "
+        "again +0.015 [from secondary notes]",
         note=UNKNOWN,
     ),
     Claim(
@@ -789,24 +816,24 @@ GAINS_CLAIMS = [
             Number("QK-norm minus shared", "QK-norm - shared"),
         ),
         paper="scale vectors",
-        published="lower than tuned baselines, 0.12B to 2B (abstract [56]); about 0.04 [from secondary notes]; whether "
-        "the baseline has QK-norm: [U]",
-        note=f"{UNKNOWN} DNP adds QK-norm, so that is the baseline [I]; the formulas of OR and ER are ours [I].",
+        published="lower than tuned baselines, 0.12B to 2B (abstract [56]); about 0.04 [from "
+        "secondary notes]; whether the baseline has QK-norm: [U]",
+        note=f"{UNKNOWN} DNP adds QK-norm, so that is the baseline [I]; the formulas of OR and ER "
+        "are ours [I].",
     ),
     *(
         Claim(
             f"gains-{name.lower()}",
-            f"{what} lowers the loss by itself",
+            f"{method} lowers the loss by itself",
             Number(f"{name} minus {base}", f"{name} - {base}"),
             smallest=0.01,
             sides=tuple(Number(f"{side} minus {base}", f"{side} - {base}") for side in sides),
             paper="scale vectors",
             published="“each improvement yields consistent gains” (abstract [56]); sizes [U]",
-            note=f"{UNKNOWN} What the part is, is from secondary notes, its formula and baseline are ours [I], and so "
-            f"are 0.01 nats, "
-            "a quarter of what all parts are worth.",
+            note=f"{UNKNOWN} What the part is, is from secondary notes, its formula and baseline "
+            "are ours [I], and so are 0.01 nats, a quarter of what all parts are worth.",
         )
-        for name, base, what, sides in (
+        for name, base, method, sides in (
             ("HG", "shared", "A gain for each of q, k, v, gate and up (HG)", ()),
             ("DNP", "QK-norm", "Placement on both sides of linear maps (DNP)", ()),
             ("OR", "shared", "Magnitude and direction apart (OR)", ("ER", "DP")),
@@ -823,14 +850,16 @@ GAINS_CLAIMS = [
             Number("all minus none", "decay all - QK-norm"),
         ),
         paper="scale vectors",
-        published="in theory, beneficial for Input-Norms, harmful for Output-Norms (abstract [56]); no numbers",
+        published="in theory, beneficial for Input-Norms, harmful for Output-Norms (abstract "
+        "[56]); no numbers",
         note=f"{UNKNOWN} 0.01 nats, and that the loss shows it, are ours [I].",
-        cannot="so short a run shrinks a gain by 6% in all; the paper has “industrial-scale token budgets”",
+        cannot="so short a run shrinks a gain by 6% in all; the paper has “industrial-scale token "
+        "budgets”",
     ),
 ]
 
-# Public replications that we found and read; "+" speaks for the paper's claim, "−" against it, "0"
-# for neither
+# Public replications that we found and read; "+" supports the paper's claim, "−" contradicts it,
+# "0" does neither.
 NANOCHAT = "[nanochat](https://github.com/karpathy/nanochat/blob/master/dev/LOG.md), dev/LOG.md"
 ABLATION = (
     "[ischlag](https://github.com/ischlag/megatron-lm-research-baseline), 350m-ablation, May 2026"
@@ -847,7 +876,8 @@ OTHERS = {
         ),
         (
             PRORES,
-            "norms around branches: perplexity 14.55, 11.97, 10.16 at 130M to 1.3B; Pre-LN 14.67, 12.36, 10.32",
+            "norms around branches: perplexity 14.55, 11.97, 10.16 at 130M to 1.3B; Pre-LN 14.67, "
+            "12.36, 10.32",
             "+",
         ),
         (ABLATION, "QK-norm: 2.200 to 2.185 at 350M, one seed", "+"),
@@ -865,7 +895,8 @@ OTHERS = {
     "Blockwise LR": [
         (
             "[LLR](https://github.com/hed-ucas/Layer-wise-Learning-Rate), a rival method, 2026",
-            "its ratios: perplexity 23.28, 18.54, 14.91, 9.77 at 60M to 1B; one rate 21.94, 17.86, 12.96, 9.77",
+            "its ratios: perplexity 23.28, 18.54, 14.91, 9.77 at 60M to 1B; one rate 21.94, 17.86, "
+            "12.96, 9.77",
             "−",
         ),
     ],
@@ -897,7 +928,8 @@ OTHERS = {
         (
             "[Edu model](https://github.com/igal-abachi-dev/AI-LLM-Transformers-Edu-Model), "
             "reports/mf081-ln-scaling.md",
-            "150M, 10M tokens (short): LNS in place of scaled init 5.301, scaled init 5.155, both 5.137",
+            "150M, 10M tokens (short): LNS in place of scaled init 5.301, scaled init 5.155, both "
+            "5.137",
             "−",
         ),
         (
@@ -909,18 +941,18 @@ OTHERS = {
 }
 
 study = Study(
-    "Language models of 2M parameters (3M for LNS, 12 blocks), 0.6M tokens of Python source a run (2.5M for LNS); CPU "
-    "cores",
+    "Language models of 2M parameters (3M for LNS, 12 blocks), 0.6M tokens of Python source a run "
+    "(2.5M for LNS); CPU cores",
     bases={
         "gpt": "config/claims/mini_gpt.py config/init/xavier.py --warmup_iters=3",
         "llama": "config/claims/mini_llama.py",
         "blockwise": f"config/claims/mini_llama.py {ONE} --warmup_iters=6",
-        "deep": "config/claims/mini_llama.py --n_layer=12 --beta2=0.999 --grad_clip=0 --weight_decay=0 "
-        "--max_iters=1200 --warmup_iters=120 --eval_interval=300 --compile=True",
+        "deep": "config/claims/mini_llama.py --n_layer=12 --beta2=0.999 --grad_clip=0 "
+        "--weight_decay=0 --max_iters=1200 --warmup_iters=120 --eval_interval=300 --compile=True",
     },
     arms=DNT_ARMS | BLOCKWISE_ARMS | LNS_ARMS | DYT_ARMS | GAINS_ARMS,
     claims=[*DNT, *BLOCKWISE_CLAIMS, *LNS_CLAIMS, *DYT_CLAIMS, *GAINS_CLAIMS],
     others=OTHERS,
-    note="The claims about vision transformers are tested [on handwritten digits](digits.md). An earlier round of the "
-    "claims, with other initial weights, is [a page of its own](rates.md).",
+    note="The claims about vision transformers are tested [on handwritten digits](digits.md). An "
+    "earlier round of the claims, with other initial weights, is [a page of its own](rates.md).",
 )

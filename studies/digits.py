@@ -1,6 +1,6 @@
 """The papers' claims about vision transformers on handwritten digits, for `python reproduce.py`.
 
-    python reproduce.py --claims=config/studies/digits.py
+    python reproduce.py --claims=studies/digits.py
 
 Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not
 published where we could read it.
@@ -14,38 +14,33 @@ STRESS = "--warmup_iters=0 --weight_decay=0"
 LEFT_OUT = ("QK", "pre", "mid", "input")
 SQUASH = ("tanh", "hardtanh", "sigmoid")
 NO_ALPHA = "config/dyt/vit_dyt.py --dyt_learn_alpha=False --dyt_alpha_attn=1 --dyt_alpha_other=1"
-SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 --warmup_iters=160 --learning_rate=0.03"
+SGD = (
+    "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 "
+    "--warmup_iters=160 --learning_rate=0.03"
+)
 
-ARMS = {
-    **{f"S{i}": Arm("vit", f"config/dnt/s{i}.py {SGD}", floor=0) for i in (1, 5)},
-    **{
-        f"S{i} at S1's rate": Arm(
-            "vit", f"config/dnt/s{i}.py {SGD}", of="S1", floor=0, keep=i in (1, 5)
-        )
-        for i in range(1, 6)
-    },
-    **{
-        f"S4 without {n}": Arm("vit", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3)
-        for n in LEFT_OUT
-    },
-    "S4, whole": Arm("vit", f"config/dnt/s4.py {STRESS}", lr=0.3),
-    "S1, as S4": Arm("vit", f"config/dnt/s1.py {STRESS}", lr=0.3),
-    "LayerNorm": Arm("vit", "config/dyt/vit_layernorm.py"),
-    "DyT": Arm(
-        "vit",
-        "config/dyt/vit_dyt.py",
-        tries=("", *(f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("1", "1.2", "2"))),
-    ),
-    "DyT, α₀ 0.5": Arm("vit", "config/dyt/vit_dyt.py"),
-    **{
-        name: Arm("vit", f"config/dyt/vit_dyt.py --dyt_squash={name}", of="DyT, α₀ 0.5")
-        for name in ("identity", "hardtanh", "sigmoid")
-    },
-    **{
-        f"{name}, no α": Arm("vit", f"{NO_ALPHA} --dyt_squash={name}", of="DyT, α₀ 0.5")
-        for name in SQUASH
-    },
-}
+V_DYT = "config/dyt/vit_dyt.py"
+
+ARMS = {}
+for i in (1, 5):
+    ARMS[f"S{i}"] = Arm("vit", f"config/dnt/s{i}.py {SGD}", floor=0)
+for i in range(1, 6):
+    files = f"config/dnt/s{i}.py {SGD}"
+    ARMS[f"S{i} at S1's rate"] = Arm("vit", files, of="S1", floor=0, keep=i in (1, 5))
+for norm in LEFT_OUT:
+    files = f"config/dnt/no_{norm.lower()}_norm.py {STRESS}"
+    ARMS[f"S4 without {norm}"] = Arm("vit", files, lr=0.3)
+ARMS["S4, whole"] = Arm("vit", f"config/dnt/s4.py {STRESS}", lr=0.3)
+ARMS["S1, as S4"] = Arm("vit", f"config/dnt/s1.py {STRESS}", lr=0.3)
+ARMS["LayerNorm"] = Arm("vit", "config/dyt/vit_layernorm.py")
+ALPHAS = [f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("1", "1.2", "2")]
+ARMS["DyT"] = Arm("vit", V_DYT, tries=("", *ALPHAS))
+ARMS["DyT, α₀ 0.5"] = Arm("vit", V_DYT)
+for squash in ("identity", "hardtanh", "sigmoid"):
+    ARMS[squash] = Arm("vit", f"{V_DYT} --dyt_squash={squash}", of="DyT, α₀ 0.5")
+for squash in SQUASH:
+    files = f"{NO_ALPHA} --dyt_squash={squash}"
+    ARMS[f"{squash}, no α"] = Arm("vit", files, of="DyT, α₀ 0.5")
 
 TABLE_4 = (
     Setting(
@@ -72,19 +67,23 @@ TABLE_4 = (
     Setting("n_embd", 1024, "Table 3 [532]: L", SIZE),
     Setting("dataset", "imagenet1k", "App. C [539]", DATA),
 )
-# 632M, as in Fig. 6 [274]
+# The values for 632M, as in Fig. 6 [274], and why the study has others
 HUGE = dict(learning_rate=0.1, weight_decay=1e-3, drop_path=0.5, n_layer=32, n_embd=1280)
 WHY = dict(weight_decay="ViT-L's, as in the other claims", drop_path="the same")
-TABLE_4_H = tuple(
-    s._replace(
-        paper=HUGE[s.name],
-        source=s.source.replace("[532]: L", "[533]: H").replace("-L", "-H").replace(": L", ": H"),
+
+
+def for_huge(setting: Setting) -> Setting:
+    """A setting of TABLE_4 with the value and the source for 632M."""
+    if setting.name not in HUGE:
+        return setting
+    source = (
+        setting.source.replace("[532]: L", "[533]: H").replace("-L", "-H").replace(": L", ": H")
     )
-    if s.name in HUGE
-    else s
-    for s in TABLE_4
-)
-TABLE_4_H = tuple(s._replace(why=WHY.get(s.name, s.why)) for s in TABLE_4_H)
+    why = WHY.get(setting.name, setting.why)
+    return setting._replace(paper=HUGE[setting.name], source=source, why=why)
+
+
+TABLE_4_H = tuple(for_huge(setting) for setting in TABLE_4)
 APP_F = (
     Setting("learning_rate", 0.3, "App. F [624], of the language model; V-DNT's is [U]"),
     Setting("optimizer", "adamw", "App. F [640]"),
@@ -112,40 +111,46 @@ DYT = (
     Setting("n_embd", 768, "ViT-B", SIZE),
     Setting("dataset", "imagenet1k", "sec. 5 [123]", DATA),
 )
-EASY = "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round identity, which fails in the "
-EASY += "paper, did as well as tanh"
+EASY = (
+    "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round "
+    "identity, which fails in the paper, did as well as tanh"
+)
 
 CLAIMS = [
     Claim(
         "vdnt-sgd",
-        "Under momentum SGD, each at its own learning rate, V-DNT has a lower loss than a Pre-LN ViT [I]",
+        "Under momentum SGD, each at its own learning rate, V-DNT has a lower loss than a Pre-LN "
+        "ViT [I]",
         Number("S5 minus S1", "S5 - S1"),
         smallest=0.01,
         sides=(Number("S5 minus S1, percentage points (paper's: ViT-L)", "S5 - S1", 3.3, "top-1"),),
         paper="DNT",
-        published="ImageNet, top-1: 307M 81.5 and 78.2, 632M 81.2 and 73.5 (Table 1 [246, 247]), at one rate for each "
-        "size [550]",
+        published="ImageNet, top-1: 307M 81.5 and 78.2, 632M 81.2 and 73.5 (Table 1 [246, 247]), "
+        "at one rate for each size [550]",
         protocol=TABLE_4,
-        note="The loss decides, since one image is 0.28 points of top-1 [I]; 0.01 nats is our choice [I].",
+        note="The loss decides, since one image is 0.28 points of top-1 [I]; 0.01 nats is our "
+        "choice [I].",
     ),
     Claim(
         "vdnt-common",
-        "Under momentum SGD, at the learning rate best for Pre-LN, V-DNT has a lower loss than a Pre-LN ViT",
+        "Under momentum SGD, at the learning rate best for Pre-LN, V-DNT has a lower loss than a "
+        "Pre-LN ViT",
         Number("S5 minus S1, both at S1's rate", "S5 at S1's rate - S1 at S1's rate"),
         smallest=0.01,
         sides=tuple(
             Number(f"S{i} minus S1", f"S{i} at S1's rate - S1 at S1's rate") for i in (2, 3, 4)
         ),
         paper="DNT",
-        published="Fig. 6, 632M, all with the same hyper-parameters [264]: S1 much worst, S3 best, S4 and S5 "
-        "“excellent” [269]; no numbers",
+        published="Fig. 6, 632M, all with the same hyper-parameters [264]: S1 much worst, S3 best, "
+        "S4 and S5 “excellent” [269]; no numbers",
         protocol=TABLE_4_H,
-        note="That the figure has Table 4's values, and the loss where it has accuracy, are ours [I], and so are 0.01 "
-        "nats.",
+        note="That the figure has Table 4's values, and the loss where it has accuracy, are ours "
+        "[I], and so are 0.01 nats.",
     ),
     Claim(
         "vdnt-gradients",
-        "At equal learning rates [I], V-DNT's gradient entries are more concentrated than a Pre-LN ViT's",
+        "At equal learning rates [I], V-DNT's gradient entries are more concentrated than a Pre-LN "
+        "ViT's",
         Number(
             "log10 of the kurtosis, each matrix by itself, S5 minus S1",
             "S5 at S1's rate - S1 at S1's rate",
@@ -164,12 +169,12 @@ CLAIMS = [
             ),
         ),
         paper="DNT",
-        published="Fig. 1, an early checkpoint: a ViT's entries almost even over [0, 1e-4], V-DNT's mainly in [0, "
-        "1e-5] (sec. 4.1 [234]); no number for the tail",
+        published="Fig. 1, an early checkpoint: a ViT's entries almost even over [0, 1e-4], "
+        "V-DNT's mainly in [0, 1e-5] (sec. 4.1 [234]); no number for the tail",
         protocol=TABLE_4,
-        note="The first checkpoint after warm-up, all validation images. Batch, layers, optimizer and size of the "
-        "figure are [U]. The kurtosis, since ranges mix scale with the tail's shape, and 0.1 are our choices [I]; a "
-        "tenth of the range is read as a tenth of the RMS.",
+        note="The first checkpoint after warm-up, all validation images. Batch, layers, optimizer "
+        "and size of the figure are [U]. The kurtosis, since ranges mix scale with the tail's "
+        "shape, and 0.1 are our choices [I]; a tenth of the range is read as a tenth of the RMS.",
     ),
     Claim(
         "vdnt-leave-out",
@@ -185,8 +190,8 @@ CLAIMS = [
             Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
         ),
         paper="DNT",
-        published="App. F [640]: on V-DNT with AdamW “similar”: QK-norm crucial, pre and mid norms alike, input norm "
-        "minor",
+        published="App. F [640]: on V-DNT with AdamW “similar”: QK-norm crucial, pre and mid norms "
+        "alike, input norm minor",
         protocol=APP_F,
         note="A collapse of 0.5 nats is our choice [I].",
     ),
@@ -207,8 +212,9 @@ CLAIMS = [
             Number("α₀ tuned, percentage points (paper's: ViT-B)", "DyT - LayerNorm", 0.3, "top-1"),
         ),
         paper="DyT",
-        published="ImageNet, top-1, DyT and LayerNorm: ViT-B 82.5 and 82.3, ViT-L 83.6 and 83.1 (Table 1 [131, 132]); "
-        "with α₀ tuned 82.6, at 1.0 (Table 14 [475]); with the rate tuned 82.8 (Table 13 [454])",
+        published="ImageNet, top-1, DyT and LayerNorm: ViT-B 82.5 and 82.3, ViT-L 83.6 and 83.1 "
+        "(Table 1 [131, 132]); with α₀ tuned 82.6, at 1.0 (Table 14 [475]); with the rate tuned "
+        "82.8 (Table 13 [454])",
         protocol=DYT,
         note="Tuning rate and α₀ together is ours [I], and so are 0.02 nats.",
         cannot=EASY,
@@ -227,10 +233,12 @@ CLAIMS = [
             *(Number(f"{name}: no α minus α", f"{name}, no α - {name}") for name in SQUASH[1:]),
         ),
         paper="DyT",
-        published="ViT-B, top-1: identity 61.0, then it diverges, tanh 82.5, hardtanh 82.2, sigmoid 81.6 (Table 8 "
-        "[212]); tanh, hardtanh, sigmoid without α 81.1, 80.7, 80.7 (Table 9 [219])",
+        published="ViT-B, top-1: identity 61.0, then it diverges, tanh 82.5, hardtanh 82.2, "
+        "sigmoid 81.6 (Table 8 [212]); tanh, hardtanh, sigmoid without α 81.1, 80.7, 80.7 (Table 9 "
+        "[219])",
         protocol=DYT,
-        note="All at the rate that is best for tanh [I]; the paper's is LayerNorm's [214]. 0.1 nats is our choice [I].",
+        note="All at the rate that is best for tanh [I]; the paper's is LayerNorm's [214]. 0.1 "
+        "nats is our choice [I].",
         cannot=EASY,
         seeds=4,
     ),
@@ -241,9 +249,10 @@ study = Study(
     bases={"vit": "config/claims/mini_vit.py"},
     arms=ARMS,
     claims=CLAIMS,
-    note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are held out, of the same "
-    "writers; one image is 0.28 percentage points of top-1. The papers' vision transformers are ViT-S to ViT-H, of "
-    "632M parameters, with 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no verdict rests "
-    "on a published size, and a verdict holds on digits alone. The claims about language models are on [a page of "
-    "their own](papers.md); Holm's correction is over the claims of each page.",
+    note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are "
+    "held out, of the same writers; one image is 0.28 percentage points of top-1. The papers' "
+    "vision transformers are ViT-S to ViT-H, of 632M parameters, with 1.28M photographs in 1,000 "
+    "classes. A sign can show here, a size cannot: no verdict rests on a published size, and a "
+    "verdict holds on digits alone. The claims about language models are on [a page of their "
+    "own](papers.md); Holm's correction is over the claims of each page.",
 )

@@ -1,13 +1,14 @@
 """The papers' largest language models for some nodes, in their own configurations, for `python
 reproduce.py`, on GPUs.
 
-python reproduce.py --claims=config/studies/xl.py --dry_run
+python reproduce.py --claims=studies/xl.py --dry_run
 """
 
-from config.studies.large import own
+from studies.large import own
 
 study = own(
-    "the papers' largest language models for some nodes; their own configurations where we have them; GPUs",
+    "the papers' largest language models for some nodes; their own configurations where we have "
+    "them; GPUs",
     "config/gpt2_xl.py",
     "config/dnt_xl.py",
     "config/lns/1b.py",

@@ -1,0 +1,34 @@
+"""The papers' claims about language models at 8M parameters and 8M tokens a run, on one GPU, for
+`python reproduce.py`.
+
+python reproduce.py --claims=studies/small.py --jobs=4
+"""
+
+from studies.papers import study as papers
+
+# flags of every base at this size
+SMALL = (
+    "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --eval_interval=1000 "
+    "--eval_tokens=500000 --dtype=auto --init_std=0.035"
+)
+DEEP = "--n_ff=688 --max_iters=4000 --warmup_iters=400 --compile=auto"
+
+bases = papers.bases
+arms = dict(papers.arms)
+LONG = "one rate, twice the steps"
+arms[LONG] = arms[LONG]._replace(files="--max_iters=2000 --warmup_iters=40")
+study = papers._replace(
+    title=(
+        "Language models of 8M parameters, 8M tokens of Python source a run (33M for LNS); one GPU"
+    ),
+    bases={
+        "gpt": f"{bases['gpt']} {SMALL} --warmup_iters=10",
+        "llama": f"{bases['llama']} {SMALL} --n_ff=688 --warmup_iters=100",
+        "blockwise": f"{bases['blockwise']} {SMALL} --n_ff=1024 --warmup_iters=20",
+        "deep": f"{bases['deep']} {SMALL} {DEEP}",
+    },
+    # the findings in plain words are those of another size
+    claims=[claim._replace(plain={}) for claim in papers.claims],
+    arms=arms,
+    note="",
+)
