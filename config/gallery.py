@@ -1,7 +1,7 @@
 """After config/quickstart.py: few steps, and every checkpoint that the figures over training read.
 
-    make gallery
-    python train.py config/quickstart.py config/gallery.py --init_std=0.02 --out_dir=out/gallery/s5
+make gallery
+python train.py config/quickstart.py config/gallery.py --init_std=0.02 --out_dir=out/gallery/s5
 """
 
 out_dir = "out/gallery"
