@@ -1,7 +1,7 @@
 """What the tests protect: mistakes drawn at random, put into a copy of the tree one at a time, and
 the tests that see them.
 
-    python tests/mutants.py                # all of tests/mutants.json, each with the test that caught it: half an hour
+    python tests/mutants.py                # all, each with the test that caught it: half an hour
     python tests/mutants.py 3 17           # these
     python tests/mutants.py 3 -- tests/unit/test_loss.py    # with other tests
 

@@ -69,10 +69,8 @@ def soak(config: SoakConfig, folder: Path) -> int:
         failures += len(found)
         for wrong in found:
             print(f"FAILURE: trial {number} ({name}): {wrong}")
-        print(
-            f"trial {number}/{len(todo)}  {counts.total()} faults  {failures} failures  {minutes:.1f} min",
-            flush=True,
-        )
+        progress = f"trial {number}/{len(todo)}  {counts.total()} faults  {failures} failures"
+        print(f"{progress}  {minutes:.1f} min", flush=True)
         shutil.rmtree(trial.folder, ignore_errors=True)
     print("", *(f"{times} × {kind}" for kind, times in sorted(counts.items())), sep="\n")
     return int(failures > 0)

@@ -1,7 +1,7 @@
 """Draw the diagrams of docs/layouts.md from the model itself: every box is a slot or a matrix,
 labelled with its parts.
 
-    python docs/scripts/draw_layouts.py [FOLDER]        # writes placement, depth, normfree and scale_vectors .png
+    python docs/scripts/draw_layouts.py [FOLDER]   # writes a .png for each name in FAMILIES
 
 A panel is a row of a table of that page, with the flags that it has there, and is named in
 FAMILIES. The model is built on the meta device, where nothing is computed, and read slot by slot.
@@ -27,10 +27,12 @@ from model import GPT, GPTConfig
 from nanodnt.settings import TrainConfig
 
 DOCS = Path(__file__).resolve().parents[1]
-FAMILIES = {  # file: rows of tables of docs/layouts.md, by their first cells
-    "placement": "Pre-LN = S1; S2; S3; S4; S5 = DNT; Sandwich norm; Post-LN; Mix-LN, block 1; Mix-LN; Group-LN",
-    "depth": "LNS; LNS before the norm; LNS on the branch; LNS on the sum; scaled init; depth-scaled init; DeepNorm; "
-    "Admin; LayerScale; SkipInit",
+# {figure: rows of tables of docs/layouts.md, by their first cells}
+FAMILIES = {
+    "placement": "Pre-LN = S1; S2; S3; S4; S5 = DNT; Sandwich norm; Post-LN; Mix-LN, block 1; "
+    "Mix-LN; Group-LN",
+    "depth": "LNS; LNS before the norm; LNS on the branch; LNS on the sum; scaled init; "
+    "depth-scaled init; DeepNorm; Admin; LayerScale; SkipInit",
     "normfree": "Pre-LN = S1; embedding scalar; β; σReparam; Fixup",
     "scale_vectors": "none; shared; OR; ER; HG; DP; DNP; unified",
 }

@@ -85,7 +85,7 @@ class Note(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-# ---------------------------------------------------------------------------------------------------------------- DDP
+# ---------------------------------------------------------------------------------------------- DDP
 
 
 def ddp_compiled(rank, world, folder, backend):
@@ -170,7 +170,7 @@ def test_one_message_has_the_gradients_of_buckets(world, tmp_path):
         assert all(different(its[layout, micro][0], message) == [] for its in found)
 
 
-# --------------------------------------------------------------------------------------------------------------- FSDP
+# --------------------------------------------------------------------------------------------- FSDP
 
 PRE = dict(bias=True, norm="layernorm", gain="none")
 HEAD = DNT | dict(tie_weights=False)

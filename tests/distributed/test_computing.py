@@ -82,7 +82,7 @@ def test_bfloat16_leaves_gains_in_fp32(two):
         assert {kind for kinds in part["grads"].values() for kind in kinds} == {torch.float32}
 
 
-# --------------------------------------------------------------------------------------------- what goes wrong together
+# ------------------------------------------------------------------------- what goes wrong together
 
 
 def test_too_many_bad_gradients(two):

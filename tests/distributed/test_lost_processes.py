@@ -20,7 +20,7 @@ from support.strikes import ALWAYS, at_call, kill_me
 
 CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=2, init_from="auto")
 
-# ------------------------------------------------------------------------------------------------------- one is wrong
+# ------------------------------------------------------------------------------------- one is wrong
 
 
 NO_ROOM = dict(patches=[(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))])
@@ -78,7 +78,7 @@ def test_processes_that_were_started_differently_say_so(what, dataset, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-# ------------------------------------------------------------------------------------------------ one dies, or hangs
+# ------------------------------------------------------------------------------- one dies, or hangs
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_process_that_hangs_ends_the_other(dataset, tmp_path):
     assert load(tmp_path / "run" / "last.pt")["step"] == 9
 
 
-# --------------------------------------------------------------------------------------------------- shared folders
+# ----------------------------------------------------------------------------------- shared folders
 
 
 def start_slowly(rank, world, out, dataset, weights):

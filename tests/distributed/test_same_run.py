@@ -161,7 +161,7 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
     assert losses[20] < losses[1] - 0.5  # it learns
 
 
-# ---------------------------------------------------------------------------------------------- what each process holds
+# -------------------------------------------------------------------------- what each process holds
 
 
 def assert_one_process_has_all(folder, case, name, world):
@@ -226,7 +226,7 @@ def test_a_process_without_an_expert(three):
     assert held(three, "two experts", 3) == [(1, 32), (1, 32), (0, 32)]
 
 
-# ---------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 def test_checkpoints_load_anywhere(two, capsys):

@@ -42,7 +42,7 @@ def own_store(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-# --------------------------------------------------------------------------------------------------- stop and resume
+# ---------------------------------------------------------------------------------- stop and resume
 
 # train.py with rank 1's gradient of one step spoilt; at its end each rank leaves its exit code and
 # parameters
@@ -59,7 +59,8 @@ train.draw_loss = lambda *_: None
 with optimizers(lambda model, optimizer: models.append(model)):
     with spoil_gradients(**step if rank == 1 else step | dict(bad_steps=())):
         code = train.main()
-torch.save(dict(code=code, model=models[0].state_dict()), Path(__file__).with_name(f"rank{{rank}}.pt"))
+result = dict(code=code, model=models[0].state_dict())
+torch.save(result, Path(__file__).with_name(f"rank{{rank}}.pt"))
 sys.exit(code)
 """
 
@@ -88,7 +89,7 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     assert_same_run(tmp_path / "run", two / "one bad, ddp2")
 
 
-# --------------------------------------------------------------------------------------------- workers that are watched
+# ------------------------------------------------------------------------- workers that are watched
 
 CONFIG = dict(
     max_iters=60,
@@ -215,7 +216,7 @@ def test_workers_that_torchrun_left_behind_save_and_end(dataset, tmp_path):
     assert load(tmp_path / "run" / "last.pt")["step"] == metrics(tmp_path / "run")[-1]["step"] > 4
 
 
-# ------------------------------------------------------------------------------------------------- several machines
+# --------------------------------------------------------------------------------- several machines
 
 
 def meeting_at(folder, nodes, dataset):

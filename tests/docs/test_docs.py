@@ -66,6 +66,19 @@ def test_links_resolve_and_every_page_is_linked():
     assert missing == [] and set(PAGES[1:]) <= linked
 
 
+def test_the_readmes_file_list():
+    """A name stands in the folder below which it is indented, or in the root."""
+    block = README.split("## The files")[1].split("```")[1]
+    folder, listed = ROOT, set()
+    for line in block.splitlines():
+        names = re.findall(r"\b\w+(?:\.py|/)", line)
+        if names and not line.startswith(" "):
+            folder = ROOT / names[0]
+        listed |= {folder / name if line.startswith(" ") else ROOT / name for name in names}
+    assert [path for path in listed if not path.exists()] == []
+    assert set(ROOT.glob("*.py")) <= listed and len(listed) > 30
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
 def test_every_config_loads_builds_and_names_its_command(path):
     model, config = complete(*load(str(ROOT / path)))
@@ -90,11 +103,10 @@ def test_every_flag_of_every_command_has_a_text_in_its_help():
 
 
 # Flags of other programs, and of data/*/prepare.py and soak.py.
-FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
-FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
-FOREIGN += (
-    " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
-)
+FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend"
+FOREIGN += " rdzv_endpoint rdzv_id rdzv_conf kill-on-bad-exit job-name ntasks-per-node"
+FOREIGN += " gpus-per-node cpus-per-task time signal requeue open-mode output nodes help key deep"
+FOREIGN += " input name tokenizer shards kills seed minutes skip_scale array wrap"
 FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle tiny"
 
 
@@ -251,6 +263,21 @@ def write_my_claims(root, flags: dict):
     (root / "my_claims.py").write_text(source.replace(base, "tiny.py"))
 
 
+TRAIN_REPRODUCE_TEST = """
+import sys
+sys.path.append("tests")
+import pytest, reproduce, train
+from support.claims import in_process
+from support.runs import call, quick_runs
+
+with quick_runs():
+    call(train.main, *{train})
+with in_process():
+    assert call(reproduce.main, *{reproduce}) == 0
+sys.exit(pytest.main({tests}))
+"""
+
+
 @pytest.mark.deep
 def test_the_readmes_changes_work(tmp_path):
     """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it
@@ -276,13 +303,12 @@ def test_the_readmes_changes_work(tmp_path):
         "-k",
         name,
     ]
-    script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
-    script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
     write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
-    script += "import reproduce\nfrom support.claims import in_process\n"
-    script += "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
-    script += "assert code == 0\n"
-    script += f"sys.exit(pytest.main({tests}))"
+    script = TRAIN_REPRODUCE_TEST.format(
+        train=[f"--{key}={value}" for key, value in flags.items()],
+        reproduce=["--claims=my_claims.py", "--results=out", "--jobs=1"],
+        tests=tests,
+    )
     printed = call(root, [sys.executable, "-c", script])
     losses = [
         float(x) for x in re.findall(r"validation loss ([\d.]+)", printed.partition("done at")[0])

@@ -21,7 +21,7 @@ PAGES = {
     for name in ("layouts", "optimizers", "moe", "images")
 }
 LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
-# functions of layers.rules that refuse, and others that raise
+# functions that refuse: of layers.rules, and others
 RULES = {
     "layouts": [
         rules.check_norm_places,
@@ -36,7 +36,6 @@ RULES = {
     "moe": [rules.check_experts],
     "images": [rules.check_kind, rules.check_image_size],
 }
-# functions that refuse
 CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}
 CHECKS["optimizers"] += [
     function
@@ -129,7 +128,7 @@ def test_every_optimizer_and_every_role_has_a_row():
     )
 
 
-# -------------------------------------------------------------------------------------------------------- config files
+# ------------------------------------------------------------------------------------- config files
 
 
 def test_dnt_settings_are_the_config_files():

@@ -103,8 +103,10 @@ if sys.argv[0] == "-m":
 else:
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
-MACHINES = {  # what is changed, and the line that a command ends with
-    "sys.platform = 'win32'; sys.modules['fcntl'] = None": "nanoDNT runs on Linux and macOS; on Windows use WSL2: ",
+WINDOWS = "sys.platform = 'win32'; sys.modules['fcntl'] = None"
+# {a change to the machine: the line with which a command then ends}
+MACHINES = {
+    WINDOWS: "nanoDNT runs on Linux and macOS; on Windows use WSL2: ",
     "sys.version_info = (3, 9, 18)": "nanoDNT needs Python 3.11 or newer, and this is ",
     # -S: without any package
     "pass": f"numpy is not installed for {sys.executable}: run `make install`, then ",

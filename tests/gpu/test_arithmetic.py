@@ -111,7 +111,7 @@ def compile_here(model, setting: Setting, batch: tuple):
     return compile_model(model, setting.config, batch, setting.env)
 
 
-# ------------------------------------------------------------------------------------------------- loss and gradients
+# ------------------------------------------------------------------------------- loss and gradients
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
     )
 
 
-# --------------------------------------------------------------------------------------------------------- optimizers
+# --------------------------------------------------------------------------------------- optimizers
 
 # of the gradients of each step, by which the optimizer divides, as it does to clip them
 SCALES = (1.0, 4.0, 2.0)
@@ -227,7 +227,7 @@ def test_updates_are_those_of_float64(device, name, dtype, compiled):
     check_updates(name, device, dtype, compiled)
 
 
-# ------------------------------------------------------------------------------------------------------------ experts
+# ------------------------------------------------------------------------------------------ experts
 
 SPREADS = {  # tokens of each expert
     "even": [64] * 8,

@@ -101,14 +101,15 @@ def test_a_checkpoint_moves_to_the_cpu_and_back(flags, device, tmp_path):
     assert first[0] == pytest.approx(first[1], rel=5e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 
 NEW = 64  # tokens
 
 
 def sampled(capsys, out_dir, device) -> str:
     """The most likely continuation, as sample.py prints it."""
-    words = f"--checkpoint=last.pt --start=A --num_samples=1 --max_new_tokens={NEW} --temperature=0 --dtype=float32"
+    words = f"--checkpoint=last.pt --start=A --num_samples=1 --max_new_tokens={NEW}"
+    words += " --temperature=0 --dtype=float32"
     capsys.readouterr()
     assert call(sample.main, f"--out_dir={out_dir}", f"--device={device}", *words.split()) == 0
     return capsys.readouterr().out.rsplit("\n" + "-" * 80, 1)[0]

@@ -37,7 +37,7 @@ LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"
 PT = "run/*.pt"  # what a case that fails in the middle of a run must keep
 OTHER = [chr(ord("a") + i) for i in range(50)]  # another alphabet of 50
 
-# -------------------------------------------------------------------------------------------------------------- data
+# --------------------------------------------------------------------------------------------- data
 
 META = ["meta.json", "prepare"]
 LARGER = meta(lambda m: m.update(vocab_size=300, chars=[chr(256 + i) for i in range(300)]))
@@ -68,7 +68,7 @@ DATA = cases(
     ),
 )
 
-# ------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 NOT = ["last.pt", "not a checkpoint"]
 STATE = "blocks.0.attn.f.q.weight"
@@ -143,7 +143,7 @@ CHECKPOINT_CASES = cases(
     ),
 )
 
-# ----------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def remove_run(w):
@@ -182,7 +182,7 @@ def test_run_directory(world, case):
     refuse(world, train, case)
 
 
-# ------------------------------------------------------------------------------------------- what must not be refused
+# ------------------------------------------------------------------------- what must not be refused
 
 
 @pytest.mark.parametrize(

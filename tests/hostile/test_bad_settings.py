@@ -40,7 +40,7 @@ def config(text):
     return write("{tmp}/c.py", text)
 
 
-# ------------------------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 
 VALUES = cases(
     ("unknown flag", "--learning_rat=1", ["--learning_rat", "did you mean --learning_rate?"]),

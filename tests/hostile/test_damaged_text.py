@@ -22,7 +22,7 @@ from support.hypotheses import JSON, drawn
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-# ------------------------------------------------------------------------------------------------------- meta.json
+# ---------------------------------------------------------------------------------------- meta.json
 
 NAMES = ["uint32", "uint16", "bytes", "gpt2", "chars", "val.bin", "train.bin", "meta.json"]
 NAMES += ["../../x", "/etc/passwd", "..", "", "a\0b"]
@@ -85,7 +85,7 @@ def test_meta_json(earlier, scratch, data):
             assert tokenizer.encode(text) == list(range(50))
 
 
-# ------------------------------------------------------------------------------------------------- command lines
+# ------------------------------------------------------------------------------------ command lines
 
 FLAGS = sorted(GPTConfig.__dataclass_fields__ | TrainConfig.__dataclass_fields__)
 ODD = [

@@ -111,7 +111,7 @@ def answers_of(example) -> list:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------ metrics
 
 
 @pytest.mark.parametrize("name", ["apart", "together"])
@@ -190,7 +190,7 @@ def test_short_answers_alone_count_for_exact_match(longest, runs, opened, capsys
         assert f"max_answer_tokens={longest}" in out
 
 
-# ------------------------------------------------------------------------------------------------------------- input
+# -------------------------------------------------------------------------------------------- input
 
 
 def test_records_are_what_their_prepared_dataset_is(runs):
@@ -248,7 +248,7 @@ def test_a_mean_needs_all_of_them():
     assert mean_entry({"a": entry}) == mean_entry({"a": entry, "b": entry | dict(metrics={})}) == {}
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no input": (

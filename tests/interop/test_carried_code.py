@@ -70,7 +70,7 @@ CARRIED = carried_files()
 ROWS = [tokens(n, seed=n) for n in (2, 5, 3)]
 
 
-# ------------------------------------------------------------------------------------------------- the same network
+# --------------------------------------------------------------------------------- the same network
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_folder_alone(tmp_path):
     )
 
 
-# ----------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 @EACH
@@ -185,7 +185,7 @@ def test_continuing_a_cache(flags, tmp_path):
     )
 
 
-# ---------------------------------------------------------------------------------------- training, saving, loading
+# ------------------------------------------------------------------------ training, saving, loading
 
 
 @EACH
@@ -285,7 +285,7 @@ def test_our_own_network_still_compiles(tmp_path):
         loss.backward()
 
 
-# ------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def test_what_is_refused(tmp_path):
@@ -307,13 +307,14 @@ def test_what_is_refused(tmp_path):
     assert theirs(idx, position_ids=None, output_hidden_states=False).logits.shape == (2, 4, 50)
 
 
-# ------------------------------------------------------------------------------------------------ what is carried
+# ---------------------------------------------------------------------------------- what is carried
 
 
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = "attention cores draws ffn linear loss moe network ops roles rules runtime scaling sharding slot".split()
+    reached = "attention cores draws ffn linear loss moe network".split()
+    reached += "ops roles rules runtime scaling sharding slot".split()
     assert set(files) == {
         "modeling_nanodnt.py",
         "model.py",
@@ -332,13 +333,15 @@ def test_carried_files():
         )
 
 
+MODEL = "import math\nfrom layers.slot import (\n    Slot,\n)\nimport torch.nn as nn\n"
+START_OF_FORK = "from transformers import x\nfrom model import GPT\n"
 FORK = {
     "layers/__init__.py": "",
     "layers/slot.py": "import torch\n",
     "layers/unused.py": "from layers.slot import Slot\n",
-    "model.py": "import math\nfrom layers.slot import (\n    Slot,\n)\nimport torch.nn as nn\n",
+    "model.py": MODEL,
     "nanodnt/__init__.py": "",
-    "interop/huggingface/modeling_nanodnt.py": "from transformers import x\nfrom model import GPT\n",
+    "interop/huggingface/modeling_nanodnt.py": START_OF_FORK,
 }
 
 
@@ -359,7 +362,7 @@ def test_a_fork_is_carried(tmp_path):
         tmp_path, {"layers/slot.py": late, "layers/norms/new.py": "import triton\n"}
     )
     assert carried_files(tree) == {
-        "model.py": "import math\nfrom .layers_slot import (\n    Slot,\n)\nimport torch.nn as nn\n",
+        "model.py": MODEL.replace("layers.slot", ".layers_slot"),
         "layers_slot.py": late.replace("layers.norms.new", ".layers_norms_new"),
         "layers_norms_new.py": "import triton\n",
         "modeling_nanodnt.py": "from transformers import x\nfrom .model import GPT\n",

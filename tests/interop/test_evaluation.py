@@ -41,7 +41,7 @@ def runs(made, tmp_path):
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 def plain_loop(model, ids, overlap) -> float:
@@ -137,7 +137,7 @@ def test_bytes_of_tokens(kind):
         assert tokenizer.count_bytes(ids) == len((text + TEXT).encode())
 
 
-# ----------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 
 def test_results_are_added_and_replaced(runs, capsys):
@@ -261,7 +261,7 @@ def test_what_is_not_finite_is_kept_as_null(tmp_path):
     assert "not finite" in "".join(compare_results({"a": read_results(tmp_path)}))
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no such run": (dict(out_dir="TMP/none"), "there is no checkpoint TMP/none/best.pt"),

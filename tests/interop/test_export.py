@@ -130,7 +130,7 @@ def test_half_precision(tmp_path):
     assert 1e-4 < error(theirs.float()(idx).logits, ours(idx)[0]) < 0.1  # rounded, and not more
 
 
-# ---------------------------------------------------------------------------------------------------------- tokenizers
+# --------------------------------------------------------------------------------------- tokenizers
 
 TEXT = "def f(x):\n    return  'naïve ☃'  # 日本\n\n\tThe end, isn't it?"
 
@@ -239,7 +239,7 @@ def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
     )
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +334,7 @@ def test_a_pipeline_writes_what_we_write(tmp_path):
     assert several[0][0]["generated_text"] == tokenizer.decode(ids)
 
 
-# ------------------------------------------------------------------------------------- there, trained, and back again
+# ------------------------------------------------------------------- there, trained, and back again
 
 
 def test_a_folder_is_trained_and_exported(tmp_path, capsys):

@@ -210,7 +210,8 @@ def test_python_evaluate_py(out, folder, tmp_path):
     (tmp_path / "measured.yaml").write_text(task + "process_results: !function code.measure\n")
     (tmp_path / "code.py").write_text(
         "import evaluate\n\n\ndef measure(doc, results):\n"
-        "    return {'exact_match': float(callable(evaluate.load) and hasattr(evaluate, '__path__'))}\n"
+        "    is_a_package = hasattr(evaluate, '__path__')\n"
+        "    return {'exact_match': float(callable(evaluate.load) and is_a_package)}\n"
     )
     env = os.environ | dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"))
     argv = [

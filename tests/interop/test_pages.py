@@ -37,10 +37,8 @@ def tree(tmp_path_factory):
         n_layer=2, n_head=2, n_embd=32, block_size=128, batch_size=4, max_iters=20, warmup_iters=5
     )
     small |= dict(eval_interval=20, eval_tokens=512, compile=False, device="cpu", dataset="readme")
-    call(
-        root,
-        f"python train.py config/quickstart.py {' '.join(f'--{name}={value}' for name, value in small.items())}",
-    )
+    flags = " ".join(f"--{name}={value}" for name, value in small.items())
+    call(root, f"python train.py config/quickstart.py {flags}")
     return root
 
 

@@ -114,7 +114,7 @@ def test_a_shorter_context(name, folders):
     assert error(model(idx)[0], peer(idx).logits) < FORWARD
 
 
-# ------------------------------------------------------------------------------------------------------------- experts
+# ------------------------------------------------------------------------------------------ experts
 
 
 def test_the_balance_loss_is_theirs():
@@ -162,7 +162,7 @@ def test_names_of_version_4(name, tmp_path):
         assert (bare.rope_theta, bare.norm_eps, bare.router_norm) == (1e4, 1e-6, False)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("key", families.NEUTRAL)
@@ -309,6 +309,6 @@ def test_without_a_network(monkeypatch):
         raise OSError("no route\nto the host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    words = r"gpt2 is no folder, and could not be fetched \(OSError: no route\): check name and network$"
-    with pytest.raises(ValueError, match=f"^openai-community/{words}"):
+    words = r"is no folder, and could not be fetched \(OSError: no route\): check name and network$"
+    with pytest.raises(ValueError, match=f"^openai-community/gpt2 {words}"):
         read_huggingface("openai-community/gpt2")

@@ -65,7 +65,7 @@ def texts_of(folder, split):
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
 def test_a_dataset_of_examples(home, tmp_path, capsys):
@@ -106,8 +106,8 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         f"train {len(train)} examples" in said
         and f"{answers / tokens:.1%} of the tokens count in the loss" in said
     )
-    train = "python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine"
-    assert f"next: {train}\n" in said
+    train = "python train.py config/sft/example.py --init_from=auto:RUN"
+    assert f"next: {train} --out_dir=out/mine --dataset=mine\n" in said
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -126,7 +126,7 @@ def test_a_tokenizer_of_hugging_face(start, home, tmp_path):
     assert load_meta("mine")["json"] == meta["json"]
 
 
-# -------------------------------------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------------------ records
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -210,7 +210,7 @@ def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
     assert re.findall(r"a.jsonl, line (\d)", line) == ["5", "6", "7", "8"]
 
 
-# ----------------------------------------------------------------------------------------------------- lengths, splits
+# ---------------------------------------------------------------------------------- lengths, splits
 
 
 def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
@@ -252,7 +252,7 @@ def test_what_is_held_out(home, tmp_path):
     assert load_meta("one")["splits"]["train"]["examples"] == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 FILES = {
@@ -303,12 +303,14 @@ def test_bad_input_is_one_line_and_leaves_no_trace(given, message, home, tmp_pat
 
 
 def test_the_scripts_need_no_torch():
-    code = "import runpy, sys; [runpy.run_path(f'data/{name}/prepare.py') for name in ('sft', 'commonsense170k')]; "
+    code = "import runpy, sys\n"
+    for name in ("sft", "commonsense170k"):
+        code += f"runpy.run_path('data/{name}/prepare.py')\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-# ------------------------------------------------------------------------------------------------------ Commonsense170K
+# ---------------------------------------------------------------------------------- Commonsense170K
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def test_what_a_checkpoint_holds(short):
     checkpoint = load(short / "last.pt")  # with weights_only: nothing but tensors and plain values
-    names = "model optimizer scaler step tokens best_val_loss model_config train_config meta skipped wandb_id"
+    names = "model optimizer scaler step tokens best_val_loss"
+    names += " model_config train_config meta skipped wandb_id"
     assert set(names.split()) <= checkpoint.keys()
     assert (
         checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30
@@ -77,7 +78,7 @@ def test_a_file_that_may_not_grow(begun, short, dataset, capsys):
     assert_same_run(begun, short)
 
 
-# ------------------------------------------------------------------------------------------- damaged and foreign files
+# ------------------------------------------------------------------------ damaged and foreign files
 
 
 def test_damaged_last_falls_back_to_prev(begun, short, dataset, capsys):

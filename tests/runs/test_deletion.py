@@ -30,8 +30,8 @@ for line in sys.argv[1:]:
 assert len({*codes}) < 2, codes
 sys.exit(max(codes, default=0))
 """
-BENCH = "--data=random --device=cpu --compile=False --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --vocab_size=50"
-BENCH += " --batch_size=4 --steps=2"
+BENCH = "--data=random --device=cpu --compile=False --n_layer=1 --n_head=2 --n_embd=16"
+BENCH += " --block_size=16 --vocab_size=50 --batch_size=4 --steps=2"
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def examples_of(x) -> list:
     return found
 
 
-# ------------------------------------------------------------------------------------------------- what the loss is
+# --------------------------------------------------------------------------------- what the loss is
 
 
 def test_losses_are_those_of_examples_by_themselves(tmp_path):

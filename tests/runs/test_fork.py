@@ -9,20 +9,28 @@ import pytest
 from support.trees import apply_readme, call, copy_tree
 
 # a model that does not divide evenly, no launch line, no out_dir; an overlay
+SIZE = "n_layer = 3\nn_head = 2\nn_embd = 6\n"
 CONFIGS = {
-    "mine.py": "n_layer = 3\nn_head = 2\nn_embd = 6\nbatch_size = 7\nwarmup_iters = 9\nmax_iters = 5\n"
-}
-CONFIGS |= {
+    "mine.py": SIZE + "batch_size = 7\nwarmup_iters = 9\nmax_iters = 5\n",
     "dnt/mine.py": "learning_rate = 0.5\n",
     "ours/big.py": "n_layer = 3\nn_embd = 66\nn_head = 3\n",
 }
 SCRATCH = "import pandas\nimport train\n\n\ndef f():\n" + "    raise ValueError\n" * 99
-PREPARE = '"""Mine."""\n\nfrom nanodnt.prepare import script\n\n\n@script.command\ndef main(argv=None):\n    pass\n'
+PREPARE = '''"""Mine."""
+
+from nanodnt.prepare import script
+
+
+@script.command
+def main(argv=None):
+    pass
+'''
 # of the fast suite, what reads the tree: sources, flags, configs, pages, optimizers and layouts by
 # their names
 READERS = "docs tools/test_bench.py tools/test_describe.py tools/test_nanogpt.py unit/test_house.py"
 READERS += " unit/test_configs.py unit/test_configurator.py unit/test_paper_values.py"
-READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py unit/test_schedules.py"
+READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py"
+READERS += " unit/test_schedules.py"
 
 
 def write(root, name: str, text: str) -> None:
@@ -41,7 +49,7 @@ def change(root) -> None:
     write(root, "notebooks/look.ipynb", "{}")
     write(root, "data/mine/prepare.py", PREPARE)
     lion = (root / "nanodnt/optim/lion.py").read_text()
-    write(root, "nanodnt/optim/mine.py", lion.replace('register("lion"', 'register("lynx"'))
+    write(root, "nanodnt/optim/mine.py", lion.replace('"lion"', '"lynx"'))
     settings = (root / "nanodnt/settings.py").read_text()
     assert settings.count("    schedule: ") == 1
     write(

@@ -34,8 +34,10 @@ QUICK = (
 )
 
 
-TINY = "n_layer=2 n_head=2 n_embd=32 block_size=16 batch_size=8 max_iters=20 warmup_iters=5 log_interval=4 seed=7"
-COMMON = f"{TINY} eval_interval=20 eval_tokens=0 dtype=float32 device=cpu compile=False learning_rate=0.01"
+TINY = "n_layer=2 n_head=2 n_embd=32 block_size=16 batch_size=8"
+TINY += " max_iters=20 warmup_iters=5 log_interval=4 seed=7"
+COMMON = f"{TINY} eval_interval=20 eval_tokens=0 learning_rate=0.01"
+COMMON += " dtype=float32 device=cpu compile=False"
 DNT = "pre_norm=attn mid_norm=both input_norm=True qk_norm=True"
 LLAMA = "pos=rope mlp=swiglu n_kv_head=1 tie_weights=False residual_init=plain"
 MSGDW = f"{DNT} optimizer=msgdw"

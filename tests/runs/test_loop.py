@@ -40,7 +40,7 @@ from support.tolerances import FORWARD, LOSS
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-# ------------------------------------------------------------------------------------ what must not change training
+# -------------------------------------------------------------------- what must not change training
 
 UNRELATED = dict(
     eval_interval=6, log_interval=7, eval_tokens=0, save_interval=3, peak_flops=1e12, max_skipped=2
@@ -222,7 +222,7 @@ def write(folder, files: dict):
         (folder / name).write_bytes(raw)
 
 
-# ------------------------------------------------------------------------------------------- what the numbers mean
+# ---------------------------------------------------------------------------- what the numbers mean
 
 
 def loss_by_hand(checkpoint: dict, dataset, windows) -> float:
@@ -282,7 +282,7 @@ def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-# -------------------------------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------------------ records
 
 FIELDS = dict(
     step=int,

@@ -32,7 +32,7 @@ def test_fp16_with_loss_scaling(dataset, tmp_path):
     assert torch.allclose(moved, moved.round(), atol=1e-3) and 0 < moved.abs().max() <= 9
 
 
-# -------------------------------------------------------------------------------------------------- what is trained
+# ---------------------------------------------------------------------------------- what is trained
 
 
 @pytest.fixture(scope="module")

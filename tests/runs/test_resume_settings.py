@@ -200,7 +200,7 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     assert steps == (set() if new == "msgdw" else {3.0})
 
 
-# ---------------------------------------------------------------------------------- new runs from earlier ones
+# ----------------------------------------------------------------------- new runs from earlier ones
 
 
 def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):

@@ -19,7 +19,7 @@ from support.strikes import Crash, at_call, at_row, crash, kill_me
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-# --------------------------------------------------------------------------------------------- kills and signals
+# -------------------------------------------------------------------------------- kills and signals
 
 CONFIG = dict(max_iters=45, eval_interval=15, save_interval=7, dropout=0.2, micro_batch_size=4)
 
@@ -53,7 +53,7 @@ def test_a_run_stopped_twice_goes_on_exactly(undisturbed, dataset, tmp_path, cap
     assert contents(tmp_path / "run", "*.pt") == before
 
 
-# ------------------------------------------------------------------------------------------------- bad moments
+# -------------------------------------------------------------------------------------- bad moments
 
 
 def stop(*_):
@@ -123,7 +123,7 @@ def test_a_kill_in_the_first_save(dataset, tmp_path):
     assert different(load(tmp_path / "last.pt")["model"], expected) == []
 
 
-# ------------------------------------------------------------------------------------------------------- Ctrl-C
+# ------------------------------------------------------------------------------------------- Ctrl-C
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):

@@ -35,7 +35,7 @@ def test_loading_maps_the_file_and_changes_no_byte_of_it(keeping, tmp_path):
     assert copy.read_bytes() == (keeping / "last.pt").read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------- what is on disk
+# ---------------------------------------------------------------------------------- what is on disk
 
 
 def test_every_nth_checkpoint_is_kept(keeping, dataset, tmp_path):
@@ -159,7 +159,7 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     assert run(**config, init_from="resume", max_iters=21) == 0
 
 
-# -------------------------------------------------------------------------------------------- beside the training
+# ------------------------------------------------------------------------------ beside the training
 
 
 def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(

@@ -69,7 +69,7 @@ def drawn(monkeypatch):
 ABC = {"a": "b", "b": "c", "c": [""], "": "a"}
 
 
-# ------------------------------------------------------------------------------------------------------- prompts
+# ------------------------------------------------------------------------------------------ prompts
 
 
 @pytest.mark.parametrize("prompt", ["déjà → vu", " two\nlines\n"])
@@ -112,7 +112,7 @@ def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
     assert len(set(draw("--start=", "--num_samples=4", "--temperature=2"))) == 4
 
 
-# --------------------------------------------------------------------------------------------------------- draws
+# -------------------------------------------------------------------------------------------- draws
 
 
 def test_the_seed_decides(draw):
@@ -134,7 +134,7 @@ def test_greedy_is_deterministic(draw):
     assert draw(start, "--temperature=1.0", "--top_k=0") != greedy
 
 
-# ---------------------------------------------------------------------------------------------------- end of text
+# -------------------------------------------------------------------------------------- end of text
 
 
 def test_stops_at_end_of_text(run, draw, drawn, tmp_path):
@@ -155,7 +155,7 @@ def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
     assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2
 
 
-# ------------------------------------------------------------------------------------- vocabulary and checkpoints
+# ----------------------------------------------------------------------- vocabulary and checkpoints
 
 
 def test_ids_that_are_no_token_are_never_drawn(run, draw, drawn, tmp_path):

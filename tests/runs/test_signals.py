@@ -66,7 +66,7 @@ def test_what_is_ignored_stays_ignored(name, dataset, tmp_path):
     assert signal.getsignal(number) == signal.SIG_IGN and load(tmp_path / "last.pt")["step"] == 9
 
 
-# ---------------------------------------------------------------------------------------------- nothing to lose
+# ---------------------------------------------------------------------------------- nothing to lose
 
 
 def wait_in_torch(number: int) -> None:
@@ -147,7 +147,7 @@ def test_stopped_before_the_first_row(dataset, tmp_path, monkeypatch, capsys):
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, init_from="resume") == 0
 
 
-# ----------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 
 COMMANDS = ["train", "sample", "bench", "analyze", "reproduce", "sweep"]
 COMMANDS += ["export", "evaluate", "chat"]

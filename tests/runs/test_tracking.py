@@ -50,7 +50,7 @@ ALWAYS = dict(track_interval=1, max_iters=STEPS, lr_decay_iters=20, eval_interva
 BY_STEP = ("grad_norm", "grad_kurtosis", "update_ratio")
 
 
-# ------------------------------------------------------------------------------------------------ one forward pass
+# --------------------------------------------------------------------------------- one forward pass
 
 
 def by_hand(model, idx) -> dict:
@@ -213,7 +213,7 @@ def test_the_probe_measures_what_the_equations_say(flags, monkeypatch):
     assert not any(m.training for m in model.modules())
 
 
-# --------------------------------------------------------------------------------------------------------- the step
+# ----------------------------------------------------------------------------------------- the step
 
 
 @contextmanager
@@ -389,7 +389,7 @@ def test_numbers_of_a_large_matrix(size):
     assert found["grad_kurtosis"]["ffn"] == pytest.approx(3, rel=0.02)  # Gaussian
 
 
-# ------------------------------------------------------------------------------------------------------- when, and rows
+# ----------------------------------------------------------------------------------- when, and rows
 
 
 def test_rows_of_the_interval_whatever_else_is_logged(dataset, tmp_path):
@@ -453,7 +453,7 @@ def test_rows_become_json(tmp_path):
     assert read_metrics(tmp_path) == [clean] and "NaN" not in log.metrics.read_text()
 
 
-# --------------------------------------------------------------------------------------------------------- compiled
+# ----------------------------------------------------------------------------------------- compiled
 
 
 @pytest.mark.deep

@@ -57,7 +57,7 @@ def test_what_is_shown_is_of_images(digits, tmp_path, capsys, monkeypatch):
     assert " images/s  eta" in capsys.readouterr().out and units == ["image"]
 
 
-# ------------------------------------------------------------------------------------------------------ learning
+# ----------------------------------------------------------------------------------------- learning
 
 
 def test_it_learns_digits(digits, tmp_path, capsys):
@@ -99,7 +99,7 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
         )
 
 
-# ------------------------------------------------------------------------------------------------------- tracking
+# ----------------------------------------------------------------------------------------- tracking
 
 
 def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):

@@ -117,10 +117,8 @@ def test_the_page_and_the_figure(whole, claims):
     )
     assert "(made_up/rates.png)" in text
     for name, row in found.items():
-        assert (
-            f"<summary><b>{row['claim'].paper or 'ours'}: {row['claim'].statement}</b>: {row['class']}"
-            in text
-        )
+        paper, statement = row["claim"].paper or "ours", row["claim"].statement
+        assert f"<summary><b>{paper}: {statement}</b>: {row['class']}" in text
         assert f'<a id="{name}"></a>' in text and f"Planned: {row['plan']}." in text
     assert "Not run yet: fails." in text and "A note." in text
     assert (

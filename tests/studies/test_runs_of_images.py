@@ -109,7 +109,7 @@ def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys)
     assert "has another validation split" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------- definitions, on a model by hand
+# ------------------------------------------------------------------ definitions, on a model by hand
 
 NET = dict(
     n_layer=2, n_head=2, n_embd=16, patch_size=4, image_size=8, channels=1, n_class=3, block_size=5

@@ -164,10 +164,9 @@ def test_the_large_command_has_its_own_sizes_and_the_tuned_method(base):
         100,
     )
     assert (config.learning_rate, config.min_lr) == (0.0025, 0.00025)
-    assert (
-        remark
-        == "# s: best at n_embd=64: 0.0025; standard accounts for no other size, and not for more tokens"
-    )
+    best = "best at n_embd=64: 0.0025"
+    warning = "standard accounts for no other size, and not for more tokens"
+    assert remark == f"# s: {best}; {warning}"
     (remark,) = commands(base, best=lambda n: 9.0)
     assert remark.startswith("# s: no best rate at n_embd=64")
 

@@ -100,7 +100,8 @@ def test_a_plan_sees_the_published_effect_or_half_of_what_tuning_shows():
     assert plan_seeds(made, [-1.4, -1.6], 0.5, 1)[0] == 6  # half of -1.5
     # ten tests: level 0.5%
     assert plan_seeds(made, [0.0, 0.0], 0.4, 10)[0] == count_seeds(0.5, 0.4, 0.005) == 13
-    why = "to see an effect of 0.5 where the number's standard deviation is 1 takes 34 seeds, more than 16"
+    why = "to see an effect of 0.5 where the number's standard deviation is 1 takes 34 seeds, "
+    why += "more than 16"
     assert plan_seeds(made, [0.0, 0.0], 1.0, 1) == (0, why)
     ours = claim("c", "fast - slow", published=None, smallest=0.5)
     assert plan_seeds(ours, [0.1, -0.1], 0.5, 1)[0] == 10

@@ -40,11 +40,14 @@ study = Study(
         "broken": Arm("f", "{no_norm}", lr=1e15),
     }},
     claims=[
-        Claim("learns", "fast is better", Number("fast minus slow", "fast - slow", -0.5), paper="A", note="A note.",
-              sides=(Number("slow | alone", "slow"),), plain=dict(reproduced="A high rate learns")),
-        Claim("tunes", "tuned is the same", Number("tuned minus fast", "tuned - fast", 0.0), "equal", 0.25, paper="B"),
+        Claim("learns", "fast is better", Number("fast minus slow", "fast - slow", -0.5),
+              paper="A", note="A note.", sides=(Number("slow | alone", "slow"),),
+              plain=dict(reproduced="A high rate learns")),
+        Claim("tunes", "tuned is the same", Number("tuned minus fast", "tuned - fast", 0.0),
+              "equal", 0.25, paper="B"),
         Claim("fails", "wrong is better", Number("wrong", "wrong"), smallest=0.25, paper="B"),
-        Claim("breaks", "broken is worse", Number("broken minus fast", "broken - fast", 0.5), "above", paper="C"),
+        Claim("breaks", "broken is worse", Number("broken minus fast", "broken - fast", 0.5),
+              "above", paper="C"),
         Claim("waits", "it takes long", Number("slow", "slow"), smallest=1, cannot="it is short"),
     ],
 )

@@ -31,7 +31,7 @@ from support.strikes import ALWAYS, at_call
 FOR_GOOD = ExitStack()  # of patches, until the process ends
 
 
-# ------------------------------------------------------------------------------------------------ what is disturbed
+# -------------------------------------------------------------------------------- what is disturbed
 
 
 class Command(NamedTuple):
@@ -63,7 +63,7 @@ COMMANDS = {
 LIMIT_S = 6 * LONG["timeout_s"]
 
 
-# ---------------------------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------------------- what goes wrong
 
 
 class Fault(NamedTuple):
@@ -188,7 +188,7 @@ def train_here(
     call_main("train", *flags(out_dir=out, dataset=dataset, **LONG | command.flags))
 
 
-# ------------------------------------------------------------------------------------------------- what must hold then
+# ------------------------------------------------------------------------------ what must hold then
 
 
 def ended(started: list, seconds: float) -> tuple:

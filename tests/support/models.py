@@ -121,25 +121,30 @@ def joined(names: str) -> dict:
 
 # One or two of every family, for checks that are too slow to run on all in the fast suite.
 REPRESENTATIVES = joined(
-    "S5 | post + LN | S5 + dyt + beta | no norm + S2 | llama + S5 | relu2 | LNS | S5 + LNS branch + swiglu | "
-    "S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | no norm + SkipInit | LN + 4 groups | "
-    "Fixup + llama + bias + LNS branch | sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | "
-    "LN + post attn + ER | HG + DNP + OR"
+    "S5 | post + LN | S5 + dyt + beta | no norm + S2 | llama + S5 | relu2 | LNS | "
+    "S5 + LNS branch + swiglu | S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | "
+    "no norm + SkipInit | LN + 4 groups | Fixup + llama + bias + LNS branch | "
+    "sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | LN + post attn + ER | "
+    "HG + DNP + OR"
 )
-MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale + sigmaReparam + HG + DP + ER"
+MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale"
+MUCH += " + sigmaReparam + HG + DP + ER"
 REPRESENTATIVES["much at once"] = joined(MUCH)[MUCH]
 LAYOUTS |= joined(
-    "post + LN | S5 + dyt + beta | post + dyt | no norm + S2 | S2 + mqa | S2 + rope + gqa + head size | llama + S5"
+    "post + LN | S5 + dyt + beta | post + dyt | no norm + S2 | S2 + mqa | "
+    "S2 + rope + gqa + head size | llama + S5"
 )
 SCHEMES |= {name: layout for name, layout in REPRESENTATIVES.items() if name not in LAYOUTS}
 SCHEMES |= joined(
-    "LN + LNS | llama + LNS + 1/l + ffn alone | LNS branch + 1/l^0.3 | post + LN + LNS residual + ffn alone | "
-    "LN without bias + LNS input | dyt + LNS input | LN + mid mlp + Mix-LN 2 + LNS residual | S4 + LayerScale | "
-    "mid mlp + LayerScale + ER | S4 + LayerScale + no gains | LN + mid attn + SkipInit + OR | S5 + 2 groups | "
+    "LN + LNS | llama + LNS + 1/l + ffn alone | LNS branch + 1/l^0.3 | "
+    "post + LN + LNS residual + ffn alone | LN without bias + LNS input | dyt + LNS input | "
+    "LN + mid mlp + Mix-LN 2 + LNS residual | S4 + LayerScale | mid mlp + LayerScale + ER | "
+    "S4 + LayerScale + no gains | LN + mid attn + SkipInit + OR | S5 + 2 groups | "
     "Fixup + S2 + DP + bias | Fixup + DNP | dyt + embed scale | no norm + embed scale + rope | "
-    "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | S4 + no gains | "
-    "LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | HG + Mix-LN + LNS learned | "
-    "dyt + beta + HG + gqa | S4 + OR | llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
+    "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
+    "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
+    "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
+    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
 )
 ALL = LAYOUTS | SCHEMES
 
@@ -158,7 +163,7 @@ def depth_of(name) -> int:
     return 3 if ALL[name][0].get("post_norm_blocks", 0) > 1 else 2
 
 
-# --------------------------------------------------------------------------------------------------------- builders
+# ----------------------------------------------------------------------------------------- builders
 
 
 @torch.no_grad()
@@ -212,7 +217,7 @@ def batch(T=7):
     return idx, targets
 
 
-# ------------------------------------------------------------------------------------------------------ comparisons
+# -------------------------------------------------------------------------------------- comparisons
 
 
 def error(ours, theirs, floor=1e-9):
@@ -237,7 +242,7 @@ def gradients(model, *args):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def refusals(*functions, call: str = " refuse(") -> set:

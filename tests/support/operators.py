@@ -120,7 +120,7 @@ def saved_for_backward(f) -> list:
     return sizes
 
 
-# ---------------------------------------------------------------------------------------------- the loss the plain way
+# --------------------------------------------------------------------------- the loss the plain way
 
 
 def plain_loss(logits, targets):

@@ -218,7 +218,7 @@ def registered(source):
     """Run the source of an optimizer's file; at the end forget what it has registered. A fork may
     have the same."""
     before = dict(OPTIMIZERS), dict(RULES)
-    for name in set(re.findall(r"\bregister\(['\"](\w+)", source)) & OPTIMIZERS.keys():
+    for name in set(re.findall(r"\bregister(?:_update)?\(['\"](\w+)", source)) & OPTIMIZERS.keys():
         del OPTIMIZERS[name], RULES[name]
     try:
         exec(compile(source, "nanodnt/optim/lion.py", "exec"), {})

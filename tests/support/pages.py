@@ -19,7 +19,7 @@ from support.trees import repository_files
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [path.relative_to(ROOT) for path in repository_files()]
 PAGES = [path for path in FILES if path.parts[0] == "docs" and path.suffix == ".md"]
-PAGES = [ROOT / "README.md", *(ROOT / path for path in PAGES)]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / path for path in PAGES)]
 CONFIGS = [path for path in FILES if path.parts[0] == "config" and path.suffix == ".py"]
 # claims files, for reproduce.py
 STUDIES = [path for path in FILES if path.parts[:-1] == ("studies",) and path.suffix == ".py"]
@@ -42,6 +42,7 @@ SCHEMAS = {
     for command, names in SCHEMAS.items()
     if (ROOT / command).exists()
 }
+ALIASES = {"-m nanodnt.plan": "model.py"}
 WORDS = {"--plan"}  # of model.py, without a value
 
 
@@ -106,11 +107,12 @@ def rows_with(text: str, title: str) -> list:
 
 def commands(paths: list):
     """(path, command, arguments, number of processes) of every command line of ours in these
-    files."""
-    pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py)([^\n`'|)>]*)"
+    files. `python -m nanodnt.plan` counts as its alias model.py."""
+    pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py|-m nanodnt\.plan)([^\n`'|)>]*)"
     for path in paths:
         for launcher, command, rest in re.findall(pattern, path.read_text().replace("\\\n", " ")):
-            placeholder = re.search(r"CONFIG|RUN|…", rest)  # "python model.py CONFIG": any file
+            placeholder = re.search(r"CONFIG|RUN|…", rest)  # "python train.py CONFIG": any file
+            command = ALIASES.get(command, command)
             if command in SCHEMAS and not placeholder:
                 processes = math.prod(
                     map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher))
@@ -121,10 +123,10 @@ def commands(paths: list):
 def shown_outputs(paths: list):
     """(path, command, arguments, output) of every block that begins with `$ python COMMAND
     ARGUMENTS`."""
+    pattern = r"```\n\$ python (\w+\.py|-m nanodnt\.plan) ([^\n]*)\n(.*?)```"
     for path in paths:
-        pattern = r"```\n\$ python (\w+\.py) ([^\n]*)\n(.*?)```"
         for command, arguments, output in re.findall(pattern, path.read_text(), re.DOTALL):
-            yield path, command, arguments.split(), output
+            yield path, ALIASES.get(command, command), arguments.split(), output
 
 
 def links(text: str) -> list:

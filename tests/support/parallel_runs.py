@@ -124,7 +124,7 @@ IN_BUCKETS = (
 BY_BLOCKS = ("nanodnt.start.Split", lambda parallel, keep, *rest: Split(parallel, False, *rest))
 
 
-# ------------------------------------------------------------------------------------------------------------ parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def go(rank, world, folder, case, name, patches=(), **changes):
@@ -245,7 +245,7 @@ def make_failures(rank, world, folder):
         start(folder / name, **flags)
 
 
-# ------------------------------------------------------------------------------------------- what each world makes
+# ---------------------------------------------------------------------------- what each world makes
 
 
 def on_one(folder):

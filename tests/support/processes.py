@@ -215,7 +215,7 @@ def sharded_like(p, full: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
 
 
-# --------------------------------------------------------------------------------------------------------- the same run
+# ------------------------------------------------------------------------------------- the same run
 
 # Sums in another order, which twenty steps of training make ten times larger
 # (tests/runs/test_golden.py measures it).
@@ -247,7 +247,7 @@ def assert_close(got: dict, expected: dict, rel: float, start: dict | None = Non
         )
 
 
-# ------------------------------------------------------------------------------------------------------- one process
+# -------------------------------------------------------------------------------------- one process
 
 STEPS, BAD = 6, 5  # of each run, and the one whose gradient is made bad
 RUN = dict(
@@ -377,7 +377,8 @@ def play(
     patches    arguments of setattr
     within     a context manager for the run
     meet       a path for the file where the processes meet, if not next to `out`
-    last       whether this process makes no further run: then an error may leave the process group as it is
+    last       whether this is the last run of the process: then an error may leave its process
+               group as it is
     """
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
     watch = Watch(spoils, stop_in if rank == world - 1 else 0)

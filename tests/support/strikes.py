@@ -68,7 +68,7 @@ def spoil_gradients(value: float, bad_steps, name: str):
         yield
 
 
-# ---------------------------------------------------------------------------------------------------- interruptions
+# ------------------------------------------------------------------------------------ interruptions
 
 
 class Crash(BaseException):

@@ -1,11 +1,11 @@
 """How far apart two computations of the same numbers may be.
 
 - The same code, run twice in the same way: equal bit by bit.
-- In float64: 1e-9 to 1e-12 of the largest entry. These are thousands of roundings, which no order of a sum reaches, and
-  no mistake is as small.
-- In fp32, bf16 or fp16: so many `roundings`, where what is computed says how many. A whole network makes errors larger,
-  each layout by another factor: there `as_near` compares with another computation, or with `shaken`
-  weights.
+- In float64: 1e-9 to 1e-12 of the largest entry. That is thousands of roundings: the order of a sum
+  changes less, and a mistake changes more.
+- In fp32, bf16 or fp16: a number of `roundings`, counted from the computation. A whole network
+  makes errors larger, each layout by another factor: there `as_near` compares with another
+  computation, or with `shaken` weights.
 """
 
 import copy

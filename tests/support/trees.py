@@ -50,7 +50,7 @@ def apply_readme(root: Path) -> None:
     `FILE`:" is a new file."""
     readme = (ROOT / "README.md").read_text()
     for block in re.findall(r"```diff\n(.*?)```", readme, re.DOTALL):
-        for hunk in block.split("--- ")[1:]:
+        for hunk in re.split("^--- ", block, flags=re.MULTILINE)[1:]:
             name, *lines = hunk.rstrip("\n").split("\n")
             old = "\n".join(line[1:] for line in lines if line[0] in " -")
             new = "\n".join(line[1:] for line in lines if line[0] in " +")

@@ -83,7 +83,7 @@ def equation(net: reference.Net, weights: dict, images, size: int, pool: str, se
     return (logits[:, 0] if pool == "cls" else logits.mean(1)) + bias
 
 
-# ------------------------------------------------------------------------------------------------------------- digits
+# ------------------------------------------------------------------------------------------- digits
 
 # A V-DNT (S5) of two layers, a few milliseconds a step: beside the flags of support.runs.TINY.
 TINY = dict(
@@ -106,10 +106,15 @@ def make_digits(folder, train=240, val=50, **changes) -> str:
     write_dataset(
         folder, images[:train], images[train:], classes=10, **dict(mean=[0.3], std=[0.35]) | changes
     )
+    digests = {}
     for split, part in (("train", slice(0, train)), ("val", slice(train, train + val))):
         path = folder / f"{split}_labels.bin"
         digits.target[part].astype("<u2").tofile(path)
-        change_meta(
-            folder, lambda meta: meta["splits"][split]["labels"].update(sha256=sha256(path))
-        )  # noqa: B023
+        digests[split] = sha256(path)
+
+    def renew_digests(meta):
+        for split, digest in digests.items():
+            meta["splits"][split]["labels"]["sha256"] = digest
+
+    change_meta(folder, renew_digests)
     return str(folder)

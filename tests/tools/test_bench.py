@@ -76,7 +76,7 @@ def images(tmp_path):
     return write_dataset(tmp_path / "noise", train, val)
 
 
-# ------------------------------------------------------------------------------------------------------ what is timed
+# ------------------------------------------------------------------------------------ what is timed
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_images(images, tmp_path, capsys):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------ figures
 
 
 def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
@@ -193,7 +193,8 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
         assert v["ratio_min"] <= v["ratio"] <= v["ratio_max"] and v["reference"] == "s1"
     assert found["variants"][0]["ratio"] == 1
     out = capsys.readouterr().out
-    titles = "tokens/s,ms/step,rounds,MFU,memory,compile s,× s1,n/a,data,forward+loss,backward,clip,optimizer,sum"
+    titles = "tokens/s,ms/step,rounds,MFU,memory,compile s,× s1,n/a,"
+    titles += "data,forward+loss,backward,clip,optimizer,sum"
     assert [title for title in titles.split(",") if title not in out] == []
     facts = "device,threads,torch,attention,dtype,compile,step"
     assert [fact for fact in facts.split(",") if f"\n{fact}: " not in out] == []
@@ -315,7 +316,7 @@ def test_kinds_of_kernels():
     assert found == {kind: len(own) / 10 for kind, own in names.items()} | {"no kernel runs": 0.2}
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 REFUSED = {
     "vocabulary": (
@@ -393,7 +394,7 @@ def test_the_end_of_memory_names_the_variant(error, monkeypatch, capsys):
     )
 
 
-# ------------------------------------------------------------------------------------- scripts of several processes
+# --------------------------------------------------------------------- scripts of several processes
 
 
 @pytest.mark.parametrize("name", scripts.SCRIPTS)
@@ -402,9 +403,9 @@ def test_a_script_goes_on_after_what_fails_and_says_so(name, tmp_path, monkeypat
     GPU: flags, files, batches."""
     python, parts = tmp_path / "python", scripts.SCRIPTS[name]
     first, second, *_ = parts
-    python.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase $(wc -l < {tmp_path}/calls) in 1) exit 3;; 2) sleep 9;; esac'
-    )
+    calls = tmp_path / "calls"
+    code = f'echo "$@" >> {calls}\ncase $(wc -l < {calls}) in 1) exit 3;; 2) sleep 9;; esac'
+    python.write_text(f"#!/bin/sh\n{code}")
     python.chmod(0o755)
     monkeypatch.setattr(scripts.sys, "executable", str(python))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -413,7 +414,7 @@ def test_a_script_goes_on_after_what_fails_and_says_so(name, tmp_path, monkeypat
         SystemExit, match=rf"^failed: {first} \(exit code 3\), {second} \(not done in 0.1 s\)$"
     ):
         scripts.main([name, str(tmp_path / "new")])
-    assert len((tmp_path / "calls").read_text().splitlines()) == len(parts)
+    assert len(calls.read_text().splitlines()) == len(parts)
     for _, command in parts.values():
         program, *argv = command.split()
         found = bench.read_variants([*argv, "--data=random"]) if program == "bench.py" else {}

@@ -78,7 +78,8 @@ EQUATIONS = {
         "q = β·û·RMSNorm[2 groups](Wq β·û·u)",
         "v = β·û·RMSNorm(Wv β·û·u)",
         "ffn(u) = Wdown (silu(β·û·RMSNorm(Wgate β·û·u)) ⊙ β·û·RMSNorm(Wup β·û·u))",
-        "β·û: learned magnitude β, 1 at first; û = a/rms(a), a learned direction, all ones at first",
+        "β·û: learned magnitude β, 1 at first; û = a/rms(a), a learned direction, all ones at "
+        "first",
     ),
     "Fixup": (
         dict(norm="none", fixup=True),
@@ -111,7 +112,8 @@ EQUATIONS = {
         "expertₑ(u) = Wdownₑ (silu(γ·Wgateₑ γ·u) ⊙ γ·Wupₑ γ·u)",
         "shared(u) = Wdown (silu(γ·Wgate γ·u) ⊙ γ·Wup γ·u)",
         "ffn(u) = Σ wₑ expertₑ(u) over S + shared(u)",
-        "bₑ: bias on the choice of experts, 0 at first; no loss trains it, it follows the experts' load",
+        "bₑ: bias on the choice of experts, 0 at first; no loss trains it, "
+        "it follows the experts' load",
     ),
     "Group-LN": (dict(norm_groups=4), "x ← x + attention(γ·RMSNorm[4 groups](x))"),
 }
@@ -127,7 +129,7 @@ def test_the_equations(name):
         )
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture
@@ -199,10 +201,8 @@ def test_a_mixture_of_experts(run):
         2 * n for n in numbers["all"]
     ]
     active = sum(numbers[role][2] for role in ("qk", "vo", "ffn", "router")) + 64 * d
-    assert (
-        f"{(6 * active + 12 * layers * d * 8) / 1e9:.3f} GFLOPs per token, forward and backward, counting"
-        in out
-    )
+    gflops = (6 * active + 12 * layers * d * 8) / 1e9
+    assert f"{gflops:.3f} GFLOPs per token, forward and backward, counting" in out
     assert "active" not in run("--n_layer=1")[1]
 
 
@@ -211,7 +211,7 @@ def test_a_dataset_that_is_not_prepared_is_named(run):
     assert code == 0 and "vocabulary 50257, padded to 50304; GPT-2's, since dataset" in out
 
 
-# ------------------------------------------------------------------------------------------------------ learning rates
+# ----------------------------------------------------------------------------------- learning rates
 
 TRAINED = dict(SIZE, n_layer=1, warmup_iters=5, max_iters=25, learning_rate=1e-2, batch_size=12)
 
@@ -251,7 +251,7 @@ def test_learning_rates_of_a_configuration(run_small):
     assert shown["pos"] == ["0.001", "0.005", "0.005", "0.005", "0.00275", "0.0005"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
+# --------------------------------------------------------------------------------------------- plan
 
 
 def test_a_plan(run_small):

@@ -102,7 +102,7 @@ def added(model, optimizer, config, micro: int, accumulation: int, held: Held) -
     return step.peak(micro, micro * accumulation, held._replace(weights=0, state=0)).total
 
 
-# --------------------------------------------------------------------------------------------------------- counting
+# ----------------------------------------------------------------------------------------- counting
 
 
 def peak(memory: Memory) -> int:
@@ -203,7 +203,7 @@ def test_what_a_compiled_block_keeps(name):
     assert COMPILED < share <= 1.001
 
 
-# -------------------------------------------------------------------------------------------------- parts and numbers
+# -------------------------------------------------------------------------------- parts and numbers
 
 
 def gpus(n: int) -> Env:

@@ -35,10 +35,9 @@ def test_by_the_flag_and_the_gpu(setting, capability, names, monkeypatch):
     monkeypatch.setattr(kernels, "works", lambda *_: True)
     found, text = kernels.choose_kernels(setting, *GPU)
     assert found == names
-    assert (
-        text
-        == f"{', '.join(names) or 'none'} ({setting}, compute capability {capability[0]}.{capability[1]})"
-    )
+    major, minor = capability
+    chosen = ", ".join(names) or "none"
+    assert text == f"{chosen} ({setting}, compute capability {major}.{minor})"
     assert kernels.choose_kernels(setting, torch.device("cpu"), torch.float32)[0] == ()
     assert "ffn" not in kernels.possible_kernels(setting, capability, torch.float32)
 
@@ -72,8 +71,8 @@ def test_an_operator_that_is_wrong_is_left_out(kind, monkeypatch, capsys):
     monkeypatch.setitem(kernels.TRIALS, "cross_entropy", (spoilt, shapes))
     for _ in range(2):
         assert kernels.choose_kernels("auto", *GPU)[0] == ("qkv",)
-    warning = f"warning: the kernel cross_entropy does not work here ({reason}): plain code takes its place\n"
-    assert capsys.readouterr().out == warning
+    warning = f"warning: the kernel cross_entropy does not work here ({reason})"
+    assert capsys.readouterr().out == f"{warning}: plain code takes its place\n"
 
 
 @pytest.mark.deep
@@ -89,7 +88,8 @@ from nanodnt.run.kernels import try_kernel
 from support.kernels import CROSS_ENTROPY, check_cross_entropy
 for case in CROSS_ENTROPY:
     check_cross_entropy(cross_entropy.cross_entropy, "cpu", case)
-assert all(try_kernel("ffn", torch.device("cpu"), t, operators=ffn) for t in (torch.float32, torch.float16))
+for dtype in (torch.float32, torch.float16):
+    assert try_kernel("ffn", torch.device("cpu"), dtype, operators=ffn)
 """
     environment = os.environ | dict(TRITON_INTERPRET="1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

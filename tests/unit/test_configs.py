@@ -50,7 +50,7 @@ TINY_IMAGES = dict(n_layer=2, n_head=2, n_embd=8, image_size=4, patch_size=2, ch
 TINY_IMAGES |= dict(batch_size=4, micro_batch_size=4)
 
 
-# ------------------------------------------------------------------------------------------------------ experiments
+# -------------------------------------------------------------------------------------- experiments
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *OF_IMAGES])
@@ -67,7 +67,7 @@ def test_every_experiment_has_a_run_directory_of_its_own():
     assert len({KEYS[name]["out_dir"] for name in EXPERIMENTS}) == len(EXPERIMENTS)
 
 
-# --------------------------------------------------------------------------------------------------------- overlays
+# ----------------------------------------------------------------------------------------- overlays
 
 
 @pytest.mark.parametrize("baseline", ["lns/pre_ln", "scale_vectors/shared", "dyt/rmsnorm"])

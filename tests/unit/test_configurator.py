@@ -132,7 +132,7 @@ def test_a_value_error_of_a_dataclass_is_refused_in_the_same_way(capsys):
     )
 
 
-# ------------------------------------------------------------------------------------ accepted files
+# ----------------------------------------------------------------------------------- accepted files
 
 FILE_VALUES = {  # a line of a file: the value that it sets
     "n_layer = 1e2": 100,
@@ -209,7 +209,7 @@ def test_what_is_wrong_with_a_base_is_said_with_its_place(config, capsys, text):
     assert refused(capsys, "a.py") == BASES[text]
 
 
-# ------------------------------------------------------------------------------------- refused files
+# ------------------------------------------------------------------------------------ refused files
 
 # a line that sets a key to what it does not take: the value, and what the key takes
 NOT_OF_KEYS = {
@@ -424,11 +424,10 @@ def test_a_home_folder_is_expanded_where_a_path_begins_with_it(text, path, confi
 
 def test_a_home_folder_that_is_not_there(config, capsys):
     """A shell would make a folder that is called ~no body."""
-    advice = "there is no user 'no body': write the whole path, or ./~no body/x for a folder of that name"
-    assert (
-        refused(capsys, "--to=~no body/x") == f"command line: --to cannot be '~no body/x': {advice}"
-    )
-    assert refused(capsys, "~no body/x") == f"'~no body/x': {advice}"
+    reason = "'~no body/x': there is no user 'no body': write the whole path, "
+    reason += "or ./~no body/x for a folder of that name"
+    assert refused(capsys, "--to=~no body/x") == f"command line: --to cannot be {reason}"
+    assert refused(capsys, "~no body/x") == reason
 
 
 def test_a_text_that_is_not_utf8_is_refused(config, capsys):
@@ -506,8 +505,9 @@ from configurator import configure, describe
 class Config:
     # --- first section ------
     n_layer: int = 12  # blocks
-    learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is something else for
-                                        # each of them and therefore takes surprisingly well-considered words
+    learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is
+                                        # something else for each of them and therefore takes
+                                        # surprisingly well-considered words
     # --- second section ---
     compile: Literal["auto", True, False] = "auto"  # torch.compile the model
     a_knob_with_quite_a_long_name: str = "out/and_a_long_value"  # where

@@ -95,7 +95,7 @@ def test_a_row_of_documents_is_each_alone(name):
         assert_apart(build(flags, depth_of(name), dtype), batch_of(ROWS))
 
 
-# --------------------------------------------------------------------------------------- the ways to train
+# -------------------------------------------------------------------------------- the ways to train
 
 
 @pytest.mark.parametrize("backend", spread(("eager", "aot_eager", "inductor"), fast=("eager",)))
@@ -123,7 +123,7 @@ def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-# ------------------------------------------------------------------------------------------ nothing leaks
+# ------------------------------------------------------------------------------------ nothing leaks
 
 
 CUTS = st.sets(st.integers(1, T - 1), max_size=6)  # where documents of a row end
@@ -170,7 +170,7 @@ def test_no_document_reads_another(model, data, rows):
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-# ------------------------------------------------------------------------------------------------- the mask itself
+# ---------------------------------------------------------------------------------- the mask itself
 
 
 def random_positions(T, begins, seed=0):
@@ -275,7 +275,7 @@ def test_training_with_flex_attention_on_a_gpu(T, by_blocks, checkpointing):
         )
 
 
-# -------------------------------------------------------------------------------------------------- with a cache
+# ------------------------------------------------------------------------------------- with a cache
 
 CACHED = {
     "learned": dict(),
@@ -342,7 +342,7 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
         assert torch.equal(layer.k[:, :, :6], k) and torch.equal(layer.v[:, :, :6], v)
 
 
-# -------------------------------------------------------------------------------------------------- what is tracked
+# ---------------------------------------------------------------------------------- what is tracked
 
 
 def test_where_flex_attention_is_used():

@@ -1,17 +1,16 @@
-"""The shape of this repository: three rings, arrows that only point down, no circles.
+"""The shape of this repository: three rings, arrows that only point down, no circles; light lines,
+and no more content than is worth it.
 
     commands → studies/ → interop/ → nanodnt/ and configurator.py → model.py → layers/
 
 `make house` runs this file, `make test` does not: a fork may have another shape. Only files that
-git tracks are read.
+git tracks are read. What measures is in support/house.py; the second half of this file shows, on
+made-up sources, that each check finds what it is for.
 """
 
-import ast
 import re
 import subprocess
 import sys
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,31 +18,68 @@ import pytest
 from configurator import read_flags
 from model import GPTConfig
 from nanodnt.settings import TrainConfig
-from support.trees import repository_files
+from support.house import (
+    FOLDERS,
+    IN_ROOT,
+    PARTS,
+    UPPER,
+    bare_returns,
+    count_refusals,
+    find_circle,
+    floor,
+    folder_graph,
+    foreign_imports,
+    import_graph,
+    imported_names,
+    importers_of_tests,
+    long_functions,
+    measure,
+    measure_part,
+    read_sources,
+    select,
+    upward_arrows,
+    upward_calls,
+    uses_of_upper_rings,
+)
 
 pytestmark = pytest.mark.house
 
 ROOT = Path(__file__).resolve().parents[2]
-# commands of studies/ and interop/
-UPPER = {"analyze.py", "sweep.py", "reproduce.py", "export.py", "evaluate.py", "chat.py"}
-IN_ROOT = UPPER | {"train.py", "sample.py", "bench.py", "model.py", "vision.py", "configurator.py"}
-COMMAND = 6  # the highest floor
-UPPER_HELPERS = {"support.analysis", "support.claims", "support.evaluation", "support.peers"}
-UPPER_TESTS = ("tests/interop/", "tests/studies/", "tests/docs/")  # and pages are about all rings
-UPPER_TESTS += tuple(
-    f"tests/support/{name}.py" for name in ("analysis", "claims", "evaluation", "pages", "peers")
-)
+
+# Ceilings. Lower them when something goes. To raise one takes a reason, in the commit.
+# Nodes of the syntax tree, which are the content however it is broken into lines.
+MAX_NODES = {"core": 73500, "interop": 12500, "studies": 29000, "tests": 165000}
+# Of the core: nodes in a line of code, and long lines, statements `a, b = x, y` and expressions
+# `x if c else y` in 1000 lines of code.
+MAX_NODES_PER_LINE = 7.0
+MAX_LONG_LINES, MAX_PAIRS, MAX_CONDITIONALS = 70, 10, 30
+MAX_LINES_OF_A_FUNCTION = 60
+# Files of ours that a run on text loads.
+MAX_IMPORTS_OF_TRAIN = 53
+# Flags are those of the model and of training. A refusal is a `raise ValueError` or a call of
+# `refuse`: those of layers/rules.py count too.
+MAX_FLAGS, MAX_REFUSALS = 150, 362
+
+# The one place where a lower floor calls an upper one: `python model.py` is an alias for
+# `python -m nanodnt.plan`.
+UPWARD_CALLS = ["model.py → nanodnt.plan"]
+
+# Tests that may use the upper rings, and what only these may import.
+UPPER_HELPERS = {"analysis", "claims", "evaluation", "peers"}
+UPPER_TESTS = ("tests/interop/", "tests/studies/")
+UPPER_TESTS += tuple(f"tests/support/{name}.py" for name in UPPER_HELPERS)
+# These are about all rings.
+UPPER_TESTS += ("tests/docs/", "tests/support/pages.py", "tests/support/house.py")
 UPPER_TESTS += ("tests/unit/test_house.py", "tests/runs/test_deletion.py")
+
+# Packages that are not called like the module that is imported, or come with another package.
 BY_OTHERS = {"PIL": "pillow", "sklearn": "scikit-learn", "pyarrow": "datasets", "regex": "tiktoken"}
 BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
-FOLDERS = {"layers", "nanodnt", "interop", "studies", "data"}
 OWN = {"support", "conftest", *FOLDERS, *(name[:-3] for name in IN_ROOT)}
-# The first two are in a `try`, and a message says what to install; Triton comes with torch's builds
-# for CUDA.
+# Imports of the first two stand in a `try`, and a message says what to install. Triton comes with
+# torch's builds for CUDA.
 OPTIONAL = {"wandb", "transformers", "triton"}
-# Lower these when something goes. Flags are those of the model and of training; refusals, `raise
-# ValueError`.
-MAX_FLAGS, MAX_REFUSALS, MAX_IMPORTS_OF_TRAIN = 149, 299, 54
+
 COUNT_IMPORTS = """
 import sys
 import train
@@ -51,183 +87,64 @@ files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.
 print(sum(file.startswith(sys.argv[1]) and "/.venv/" not in file for file in files))
 """
 
-
-def read_sources(root: Path) -> dict:
-    """{path: source} of every Python file of the repository at `root` but configs and docs."""
-    found = {
-        path.relative_to(root).as_posix(): path
-        for path in repository_files(root)
-        if path.suffix == ".py"
-    }
-    found = {
-        name: path for name, path in found.items() if not name.startswith(("config/", "docs/"))
-    }
-    return {name: path.read_text(encoding="utf-8") for name, path in found.items()}
-
-
-def split_tests(sources: dict) -> tuple:
-    """(the code, the tests), both {path: source}."""
-    tests = {path: source for path, source in sources.items() if path.startswith("tests/")}
-    return {path: source for path, source in sources.items() if path not in tests}, tests
-
-
-parse = cache(ast.parse)
-
-
-@cache
-def imported_names(source: str) -> set:
-    """The modules that a file imports, in functions too: absolute names, and ".x" for a relative
-    import. The x of `from m import x` may be a module, so both m and m.x are in it."""
-    names = set()
-    for node in ast.walk(parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-def import_graph(code: dict) -> dict:
-    """{path: paths of the project's files that it imports}."""
-    modules = {path[:-3].removesuffix("/__init__").replace("/", "."): path for path in code}
-    return {
-        path: {modules[name] for name in imported_names(source) if name in modules} - {path}
-        for path, source in code.items()
-    }
-
-
-def floor(path: str) -> int:
-    if path.startswith("layers/"):
-        return 1
-    if path in ("model.py", "vision.py"):
-        return 2
-    folders = {"nanodnt": 3, "interop": 4, "studies": 5}
-    return 3 if path == "configurator.py" else folders.get(path.split("/")[0], COMMAND)
-
-
-def upward_arrows(graph: dict) -> list:
-    """To a higher floor, or to a command."""
-    return [
-        f"{a} → {b}"
-        for a in graph
-        for b in sorted(graph[a])
-        if floor(b) > floor(a) or floor(b) == COMMAND
-    ]
-
-
-def circle(graph: dict) -> list:
-    """One import circle, if there is any."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
-
-
-def folder_graph(graph: dict) -> dict:
-    """The same arrows between the parts of a ring: a folder, or a file that lies in no folder."""
-
-    def part(path):
-        return (
-            "/".join(path.split("/")[:2])
-            if path.startswith(("nanodnt/", "interop/", "studies/"))
-            else path
-        )
-
-    parts = {part(path): set() for path in graph}
-    for path, imported in graph.items():
-        parts[part(path)] |= {part(other) for other in imported} - {part(path)}
-    return parts
-
-
-def foreign_imports(source: str, allowed: set) -> set:
-    return (
-        {name.split(".")[0] for name in imported_names(source)} - allowed - sys.stdlib_module_names
-    )
-
-
-def importers_of_tests(tests: dict) -> list:
-    stems = {Path(path).stem for path in tests if Path(path).name.startswith("test_")}
-    return [
-        p
-        for p, source in tests.items()
-        if stems & {w for n in imported_names(source) for w in n.split(".")}
-    ]
-
-
-def core_tests_of_upper_rings(tests: dict) -> list:
-    """Tests of the core that import interop/, studies/, their commands or their helpers, or start
-    these commands."""
-    upper = {"interop", "studies", *(name[:-3] for name in UPPER), *UPPER_HELPERS}
-    found = []
-    for path, source in tests.items():
-        strings = {
-            node.value for node in ast.walk(parse(source)) if isinstance(node, ast.Constant)
-        } & UPPER
-        imported = imported_names(source) | {name.split(".")[0] for name in imported_names(source)}
-        found += [
-            f"{path}: {name}"
-            for name in sorted(strings | imported & upper)
-            if not path.startswith(UPPER_TESTS)
-        ]
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------ this tree
-
 SOURCES = read_sources(ROOT)
-CODE, TESTS = split_tests(SOURCES)
+TESTS = select(SOURCES, PARTS["tests"])
+CODE = {path: source for path, source in SOURCES.items() if path not in TESTS}
+CORE = select(CODE, PARTS["core"])
 GRAPH = import_graph(CODE)
 
 
+# ------------------------------------------------------------------------------- rings and imports
+
+
 def test_arrows_point_down():
-    assert upward_arrows(GRAPH) == [], (
-        "move what is needed to the lower ring, or the file that needs it up"
-    )
-    relative = [
-        path for path in SOURCES for name in imported_names(SOURCES[path]) if name.startswith(".")
-    ]
+    advice = "move what is needed to the lower ring, or the file that needs it up"
+    assert upward_arrows(GRAPH) == [], advice
+    relative = []
+    for path, source in SOURCES.items():
+        if any(name.startswith(".") for name in imported_names(source)):
+            relative.append(path)
     assert relative == [], "import by the whole name, as in `from nanodnt.run import signals`"
+
+
+def test_one_call_points_up():
+    """By name, which no import shows."""
+    advice = "call it from above; where that cannot be, list it in UPWARD_CALLS with the reason"
+    assert upward_calls(CORE) == UPWARD_CALLS, advice
 
 
 def test_no_import_circles():
     advice = "move what both files need into a third"
-    assert circle(GRAPH) == [], advice
-    assert circle(folder_graph(GRAPH)) == [], f"between folders: {advice}"
+    assert find_circle(GRAPH) == [], advice
+    assert find_circle(folder_graph(GRAPH)) == [], f"between folders: {advice}"
 
 
 def test_what_lies_in_the_root():
     """A fork may have deleted the upper rings."""
     in_root = {path for path in CODE if "/" not in path}
-    assert IN_ROOT - UPPER <= in_root, "a command is gone: take it out of IN_ROOT above"
-    assert in_root <= IN_ROOT, (
-        "a new file in the root: move it to a ring, or add it to IN_ROOT above"
-    )
+    assert IN_ROOT - UPPER <= in_root, "a command is gone: take it out of IN_ROOT"
+    assert in_root <= IN_ROOT, "a new file in the root: move it to a ring, or add it to IN_ROOT"
     folders = {path.split("/")[0] for path in CODE if "/" in path}
-    assert {"layers", "nanodnt", "data"} <= folders <= FOLDERS, (
-        "move the new folder to a ring, or add it to FOLDERS"
-    )
+    advice = "move the new folder to a ring, or add it to FOLDERS"
+    assert {"layers", "nanodnt", "data"} <= folders <= FOLDERS, advice
 
 
 def test_what_the_network_imports():
     """model.py and layers/ can be copied: torch is all they need; vision.py needs them too.
     configurator.py needs nothing at all."""
-    allowed = {
-        p: {"torch", "layers", *(["model"] if p == "vision.py" else [])}
-        for p in CODE
-        if floor(p) <= 2
-    }
-    # found by name, if at all
-    allowed |= {p: {"torch", "triton"} for p in CODE if p.startswith("layers/kernels/")}
-    network = {p: foreign_imports(CODE[p], names) for p, names in allowed.items()}
-    wrong = {path: names for path, names in network.items() if names}
-    assert wrong == {}, (
-        "the network can be copied with torch alone: do this elsewhere, or without the import"
-    )
-    assert foreign_imports(CODE["configurator.py"], set()) == set(), (
-        "configurator.py needs no package"
-    )
+    wrong = {}
+    for path, source in CODE.items():
+        allowed = {"torch", "layers"}
+        if path == "vision.py":
+            allowed.add("model")
+        if path.startswith("layers/kernels/"):  # imported by name, and only where Triton is
+            allowed.add("triton")
+        if floor(path) <= 2 and foreign_imports(source, allowed):
+            wrong[path] = foreign_imports(source, allowed)
+    advice = "the network can be copied with torch alone: do this elsewhere, or without the import"
+    assert wrong == {}, advice
+    foreign = foreign_imports(CODE["configurator.py"], set())
+    assert foreign == set(), "configurator.py needs no package"
 
 
 def test_what_train_imports():
@@ -235,6 +152,61 @@ def test_what_train_imports():
     call = [sys.executable, "-c", COUNT_IMPORTS, f"{ROOT}/"]
     files = int(subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert files <= MAX_IMPORTS_OF_TRAIN, "import what only some runs need where they need it"
+
+
+def test_what_tests_import():
+    advice = "no test imports another: move what they share to tests/support/"
+    assert importers_of_tests(TESTS) == [], advice
+    helpers = {f"support.{name}" for name in UPPER_HELPERS}
+    wrong = {}
+    for path, source in TESTS.items():
+        uses = uses_of_upper_rings(source, helpers)
+        if uses and not path.startswith(UPPER_TESTS):
+            wrong[path] = uses
+    advice = "a test of the core does without interop/ and studies/: move it to their tests"
+    assert wrong == {}, advice
+
+
+# ------------------------------------------------------------------------------ content and density
+
+
+def test_lines_of_the_core_are_light():
+    """As light as those of nanoGPT, nanochat and plainLM, measured the same way."""
+    core = measure_part(CODE, "core")
+    advice = "give a part of a heavy line its name, or say it with less; do not break it by force"
+    assert core.nodes_per_line <= MAX_NODES_PER_LINE, advice
+    assert core.per_thousand_lines(core.long_lines) <= MAX_LONG_LINES, advice
+    assert core.per_thousand_lines(core.pairs) <= MAX_PAIRS, "one statement, one thought"
+    assert core.per_thousand_lines(core.conditionals) <= MAX_CONDITIONALS, "write an if"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_content_does_not_grow(part):
+    nodes = measure_part(SOURCES, part).nodes
+    assert nodes <= MAX_NODES[part], (
+        "remove something, or raise MAX_NODES and say in the commit why"
+    )
+
+
+def test_no_function_is_long():
+    advice = "a function with two jobs is two functions"
+    assert long_functions(CODE, MAX_LINES_OF_A_FUNCTION) == [], advice
+
+
+def test_the_core_says_what_it_returns():
+    advice = "write dict[str, Tensor], list[str]; name the parts of a tuple in a NamedTuple"
+    assert bare_returns(CORE) == [], advice
+
+
+def test_flags_and_refusals_do_not_grow():
+    n_flags = sum(len(read_flags(schema)) for schema in (GPTConfig, TrainConfig))
+    n_refusals = sum(map(count_refusals, CODE.values()))
+    advice = "and say in the commit why it is worth it"
+    assert n_flags <= MAX_FLAGS, f"remove a flag, or raise MAX_FLAGS {advice}"
+    assert n_refusals <= MAX_REFUSALS, f"remove a refusal, or raise MAX_REFUSALS {advice}"
+
+
+# ------------------------------------------------------------------------------------ requirements
 
 
 def versions(name: str, relations: str) -> dict[str, tuple]:
@@ -277,22 +249,95 @@ def test_every_package_has_a_tested_version():
     )
 
 
-def test_flags_and_refusals_do_not_grow():
-    n_flags = sum(len(read_flags(schema)) for schema in (GPTConfig, TrainConfig))
-    n_refusals = sum(source.count("raise ValueError") for source in CODE.values())
-    assert n_flags <= MAX_FLAGS, (
-        "remove a flag, or raise MAX_FLAGS and say in the commit why it is worth it"
-    )
-    assert n_refusals <= MAX_REFUSALS, (
-        "remove a refusal, or raise MAX_REFUSALS and say in the commit why"
-    )
+# ------------------------------------------------------- each check finds what it is for
 
 
-def test_what_tests_import():
-    assert importers_of_tests(TESTS) == [], (
-        "no test imports another: move what they share to tests/support/"
-    )
-    wrong = core_tests_of_upper_rings(TESTS)
-    assert wrong == [], (
-        "a test of the core must do without interop/ and studies/: move it to tests/interop or studies"
-    )
+def test_an_upward_arrow_is_found():
+    code = {
+        "layers/slot.py": "def f():\n    from model import GPT\n",
+        "model.py": "import layers\n",
+    }
+    assert upward_arrows(import_graph(code)) == ["layers/slot.py → model.py"]
+    code = {"studies/look.py": "import sweep\n", "sweep.py": "from studies import look\n"}
+    assert upward_arrows(import_graph(code)) == ["studies/look.py → sweep.py"]
+
+
+def test_an_upward_call_is_found():
+    plan = {
+        "nanodnt/__init__.py": "",
+        "nanodnt/plan/__init__.py": "",
+        "nanodnt/plan/__main__.py": "",
+    }
+    for call in (
+        "subprocess.call([sys.executable, '-m', 'nanodnt.plan', *sys.argv[1:]])",
+        "def f():\n    importlib.import_module('nanodnt.plan')",
+        "__import__('nanodnt')",
+    ):
+        assert len(upward_calls(plan | {"model.py": call})) == 1, call
+        assert upward_calls(plan | {"train.py": call}) == []
+        assert upward_calls(plan | {"nanodnt/start.py": call}) == []
+    for call in ("import runpy", "def f():\n    from runpy import run_path"):
+        assert upward_calls({"nanodnt/start.py": call}) == ["nanodnt/start.py → runpy"]
+
+
+def test_a_circle_is_found():
+    code = {"nanodnt/a.py": "from nanodnt import b\n", "nanodnt/b.py": "import nanodnt.a\n"}
+    assert set(find_circle(import_graph(code))) == {"nanodnt/a.py", "nanodnt/b.py"}
+    code = {
+        "nanodnt/run/a.py": "import nanodnt.data.b\n",
+        "nanodnt/run/c.py": "",
+        "nanodnt/data/b.py": "from nanodnt.run import c\n",
+    }
+    assert find_circle(import_graph(code)) == []
+    assert set(find_circle(folder_graph(import_graph(code)))) == {"nanodnt/run", "nanodnt/data"}
+
+
+def test_a_foreign_import_is_found():
+    source = "import os.path\nimport torch\n\ndef f():\n    from numpy import linalg\n"
+    assert foreign_imports(source, {"torch"}) == {"numpy"}
+    assert imported_names("from . import x\n") == {".", "..x"}
+
+
+def test_an_import_of_a_test_and_of_an_upper_ring_is_found():
+    tests = {"tests/unit/test_a.py": "", "tests/unit/test_b.py": "from unit.test_a import f\n"}
+    assert importers_of_tests(tests) == ["tests/unit/test_b.py"]
+    helpers = {"support.claims"}
+    assert uses_of_upper_rings("from interop.evaluation import x\n", helpers) == ["interop"]
+    assert uses_of_upper_rings("import sweep\n", helpers) == ["sweep"]
+    assert uses_of_upper_rings("from support.claims import claim\n", helpers) == ["support.claims"]
+    assert uses_of_upper_rings("call('export.py')\n", helpers) == ["export.py"]
+    assert uses_of_upper_rings("from support.runs import call\n", helpers) == []
+
+
+def test_density_by_hand():
+    """The nodes: Module; Assign, Tuple, Name, Name, Tuple, Constant, IfExp, Name, Name, Name."""
+    source = f'''"""A docstring
+of two lines."""
+
+# a comment
+a, b = 1, x if c else y  # {"long " * 20}
+'''
+    density = measure(source)
+    assert (density.lines, density.long_lines, density.pairs, density.conditionals) == (1, 1, 1, 1)
+    assert density.nodes == measure("a, b = 1, x if c else y").nodes + 2 == 11 + 2
+    assert measure("a, b = f(x)\n").pairs == 0 and measure("a = b, c\n").pairs == 0
+    # a text of several lines is code, and a broken line weighs less
+    assert measure("x = '''\n\n'''\n").lines == 3
+    assert measure("f(\n    x)\n").nodes_per_line == measure("f(x)\n").nodes_per_line / 2
+    total = measure(source) + measure("a, b = 1, 2\n")
+    assert (total.lines, total.pairs) == (2, 2) and total.per_thousand_lines(total.pairs) == 1000
+
+
+def test_refusals_are_counted():
+    source = "if a:\n    raise ValueError('x')\nelse:\n    rules.refuse(x)\nraise KeyError\n"
+    assert count_refusals(source) == 2 and count_refusals("def refuse(x): ...\nrefused()\n") == 0
+
+
+def test_a_long_function_and_a_bare_return_type_are_found():
+    long = "class A:\n    def f(self) -> list[int]:\n" + "        pass\n" * 60
+    assert long_functions({"a.py": long}, 60) == ["a.py:2 f: 61 lines"]
+    assert long_functions({"a.py": long}, 61) == []
+    for bare in ("tuple", "dict", "list", "set", "dict | None"):
+        assert bare_returns({"a.py": f"async def f() -> {bare}: ...\n"}) == ["a.py:1 f"]
+    for full in ("tuple[int, int]", "dict[str, int] | None", "'A'", "None"):
+        assert bare_returns({"a.py": f"def f() -> {full}: ...\n"}) == []

@@ -39,7 +39,7 @@ def made_texts(folder: Path) -> list:
     return sorted(sum(prepared.texts_of(folder), []))
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -89,7 +89,7 @@ def test_what_is_no_text_is_refused_by_name(name, home, tmp_path, capsys):
         assert made_texts(home / "x") == ["one", "two"]
 
 
-# ------------------------------------------------------------------------------------------------------------ folders
+# ------------------------------------------------------------------------------------------ folders
 
 
 def test_links_are_followed_once(tmp_path):
@@ -132,7 +132,7 @@ def test_many_are_counted(capsys):
     assert capsys.readouterr().err == f"note: odd, so left out: {first}\n"
 
 
-# ------------------------------------------------------------------------------------------------------------ records
+# ------------------------------------------------------------------------------------------ records
 
 
 def test_records_of_every_kind(home, tmp_path, capsys):
@@ -179,7 +179,8 @@ def test_records_that_are_no_parquet_are_refused(home, tmp_path):
 
 
 def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
-    lines = b'{"text": "one"}\n{"text": 2}\n{"body": "x"}\n{"text": "\xe9"}\n{"text": "two"}\n{"text": "cu'
+    lines = b'{"text": "one"}\n{"text": 2}\n{"body": "x"}\n{"text": "\xe9"}\n'
+    lines += b'{"text": "two"}\n{"text": "cu'
     file = write_tree(tmp_path, {"a.jsonl": lines}) / "a.jsonl"
     flags = f"--input={file}", "--tokenizer=bytes", "--name=x"
     assert "line 2: no UTF-8 text under 'text'" in prepared.error_of(local.main, *flags)
@@ -191,7 +192,7 @@ def test_bad_records_are_left_out_on_request(home, tmp_path, capsys):
     assert re.findall(r"line \d", line)[:4] == ["line 2", "line 3", "line 4", "line 6"]
 
 
-# ------------------------------------------------------------------------------------------------------ nanoGPT's data
+# ----------------------------------------------------------------------------------- nanoGPT's data
 
 
 class RunsCode:
@@ -211,7 +212,8 @@ def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
     }
     files |= {"meta.pkl": pickle.dumps(RunsCode())} if tokenizer == "chars" else {}
     old = write_tree(tmp_path / "old", files)
-    words = f"nanoGPT's form, which are not read: run `python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
+    command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
+    words = f"nanoGPT's form, which are not read: run `{command}"
     with pytest.raises(ValueError) as e:
         load_meta(str(old))
     assert words in str(e.value) and "\n" not in str(e.value)
@@ -222,7 +224,7 @@ def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
     assert not Path("opened").exists()
 
 
-# ---------------------------------------------------------------------------------------------- what tokenizers fear
+# ----------------------------------------------------------------------------- what tokenizers fear
 
 
 def test_blanks_are_cut_for_gpt2():

@@ -143,7 +143,7 @@ def test_experts_in_every_layout(name, monkeypatch):
     assert error(found, loss) < 1e-10 and difference(grads, wanted) < 1e-10
 
 
-# ------------------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 
 # name: flags that only images have, or that are new with them
 OWN = {

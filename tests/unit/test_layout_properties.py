@@ -47,7 +47,7 @@ def test_every_parameter_gets_a_gradient(name):
             assert grad.isfinite().all() and grad.abs().max() > least, key
 
 
-# ------------------------------------------------------------------------------------------------------------- roles
+# -------------------------------------------------------------------------------------------- roles
 
 VECTOR = r"\.(gain|magnitude)"
 SCALARS = r".*\.(alpha|sigma)|embed_scale\.gain"
@@ -105,7 +105,7 @@ def test_a_parameter_without_a_role_raises():
         model.roles()
 
 
-# ------------------------------------------------------------------------------ construction, cache, trace, precision
+# ------------------------------------------------------------ construction, cache, trace, precision
 
 
 @mostly_deep

@@ -174,7 +174,7 @@ def test_notes_say_what_should_be_known(flags, words):
             assert word in note, note
 
 
-# --------------------------------------------------------------------------------------------------------- any flags
+# ---------------------------------------------------------------------------------------- any flags
 
 # Every number a flag may be given in the property below, right or wrong.
 NUMBERS = dict(

@@ -139,7 +139,7 @@ def test_a_second_derivative_raises():
             torch.autograd.grad(loss, list(inputs), create_graph=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def test_the_loss_needs_a_fraction_of_the_memory():

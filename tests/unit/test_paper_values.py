@@ -109,7 +109,7 @@ def build(fields: tuple) -> tuple:
     return net, found
 
 
-# ------------------------------------------------------------------------------------------------------------- DNT
+# ---------------------------------------------------------------------------------------------- DNT
 OWT = paper(dataset="openwebtext")
 S = {"s1": {"attn.pre", "mlp.pre", "final"}}  # Fig. 7, sec. 4.4; the final norm: ours
 S["s2"], S["s3"] = S["s1"] | {"qk"}, S["s1"] | {"qk", "input"}
@@ -225,7 +225,7 @@ for size, (millions, d, heads, depth, peak, decay, drop, patch) in VIT_SIZES.ite
         msgdw = rest | layout | MSGDW | paper(learning_rate=peak, weight_decay=decay)
         RUNS[f"{name} vdnt/{size}_msgdw"] = ("Tables 3, 4", msgdw)
 
-# ---------------------------------------------------------------------------------------------------- Blockwise LR
+# ------------------------------------------------------------------------------------- Blockwise LR
 # Table 2: millions of parameters, d_model, d_FF, n_head, depth, lr_max on OpenWebText and on
 # MiniPile
 TABLE_2 = {
@@ -296,7 +296,7 @@ for overlay, (source, *ratios) in RATIOS.items():
 tied = paper(emb=6e-3, qk=4.8e-3, ffn=3.6e-3, vo=2.4e-3, gain_in=6e-4) | code(pos=6e-4)
 RUNS["blockwise/gpt2_124m blockwise/blockwise"] = ("Eq. 5, Table 2", paper(warmed=tied, after=tied))
 
-# ------------------------------------------------------------------------------------------------------------- DyT
+# ---------------------------------------------------------------------------------------------- DyT
 # Table 11, App. A: width, depth, α₀ of attention and other, LR; code, LLaMA's: heads, those of k
 # and v, d_ff, millions
 TABLE_11 = {
@@ -379,7 +379,7 @@ for overlay, (squash, learned) in SQUASHED.items():
             | ({} if learned else paper(alpha=(1.0, 1.0)))
         )
         RUNS[f"{base} dyt/{overlay}"] = ("Table 8" if learned else "Table 9", values)
-# ------------------------------------------------------------------------------------------------------------- LNS
+# ---------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec.
 # 5.1) and of warm-up
 LNS = {
@@ -459,7 +459,7 @@ vit_s |= paper(branch_scale="none", norms=S["s1"], factors=factors("mid", 12))
 RUNS["lns/vit_s"] = ("Sec. 5.6", vit_s)
 RUNS["lns/vit_s --lns=off"] = ("Sec. 5.6", vit_s | paper(factors={}))
 
-# ------------------------------------------------------------------------------------ scale vectors, initial weights
+# ------------------------------------------------------------------- scale vectors, initial weights
 command = "scale_vectors/llama_120m --n_layer=22 --n_embd=1792 --n_head=14 --n_ff=4778"
 RUNS[command] = ("notes on the paper", LLAMA | code(gains=80_640, millions=1028.065024))
 nanogpt = GPT2 | GPT2_PARTS | code(init="normal", init_std=0.02, residual_init="gpt2")

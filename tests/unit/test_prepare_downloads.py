@@ -147,7 +147,7 @@ def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-# ------------------------------------------------------------------- token ids that others have made
+# ------------------------------------------------------------------ token ids that others have made
 
 
 def write_shard(file, ids, head=(20240520, 1), tokens=None):

@@ -122,7 +122,8 @@ def test_a_terminal_of_another_encoding_ends_no_run(encoding, written, monkeypat
     assert sys.stdout.buffer.getvalue() == written + b" \\udcff\n"
 
 
-DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)"
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  "
+DRIVER += "Release Build  (root@host)"
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(tmp_path, monkeypatch):
@@ -376,7 +377,8 @@ import os, sys
 class Finder:
     def find_spec(name, path, target=None):
         if name == "torch":
-            print([os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_")], flush=True)
+            names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            print([os.environ.get(name) for name in names], flush=True)
             os._exit(0)
 
 sys.meta_path.insert(0, Finder)

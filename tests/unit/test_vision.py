@@ -20,7 +20,7 @@ from support.reference import mean_loss
 from support.vision import build, config_of, cut, labels, pictures
 from vision import ViT, patches
 
-# ---------------------------------------------------------------------------------------------- against transformers
+# ----------------------------------------------------------------------------- against transformers
 
 VIT = dict(norm="layernorm", bias=True, norm_eps=1e-12, mlp="gelu_erf")
 SHAPES = {  # n_embd, n_head, n_layer, image, patch, channels, classes
@@ -115,7 +115,7 @@ def test_vit_is_that_of_transformers(shape):
         assert error(p.grad, known[names[name]].grad.reshape(p.shape), floor=1e-2) < 1e-9, name
 
 
-# -------------------------------------------------------------------------------------------- patches, and what is fed
+# ------------------------------------------------------------------------- patches, and what is fed
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
@@ -143,7 +143,7 @@ def test_what_comes_back():
             assert kept is None if training else torch.equal(kept, logits)
 
 
-# --------------------------------------------------------------------------------------------------------------- loss
+# --------------------------------------------------------------------------------------------- loss
 
 
 @given(st.floats(0, 0.99), st.lists(st.integers(-1, 6), min_size=1, max_size=6), st.booleans())
@@ -176,7 +176,7 @@ def test_loss_of_mixed_images_is_that_of_soft_targets():
     assert error(loss, expected) < 1e-12 and error(grads["head.weight"], want) < 1e-12
 
 
-# ----------------------------------------------------------------------------------------------------- initial weights
+# ---------------------------------------------------------------------------------- initial weights
 
 WIDE = dict(
     n_head=4, n_embd=192, image_size=56, patch_size=7, channels=4, n_class=400, norm_eps=1e-6
@@ -199,7 +199,7 @@ def test_initial_standard_deviations():
         assert abs(weight.std() / 0.05 - 1) < 5 / (2 * weight.numel()) ** 0.5
 
 
-# --------------------------------------------------------------------------------------------------------- validation
+# --------------------------------------------------------------------------------------- validation
 
 
 @given(st.integers(1, 24), st.integers(2, 9), st.integers(0, 2**31))
@@ -223,7 +223,7 @@ def test_scores_are_numpys(n, classes, seed):
     }
 
 
-# ------------------------------------------------------------------------------------------- what the dataset says
+# ---------------------------------------------------------------------------- what the dataset says
 
 
 META = dict(kind="images", image_size=6, channels=3, classes=list("abcdefg"))

@@ -57,7 +57,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(flags, weights, words):
     assert words in str(caught.value)
 
 
-# -------------------------------------------------------------------------------------------------------------- Admin
+# -------------------------------------------------------------------------------------------- Admin
 
 
 @pytest.mark.parametrize(
