@@ -26,12 +26,10 @@ def require(package: str) -> None:
 
 if sys.platform == "win32":  # which lacks fcntl, and signals
     systems = "nanoDNT runs on Linux and macOS; on Windows use WSL2"
-    sys.exit(
-        f"error: {systems}: `wsl --install`, then clone and start it in the Linux that this gives you"
-    )
+    fix = "`wsl --install`, then clone and start it in the Linux that this gives you"
+    sys.exit(f"error: {systems}: {fix}")
 if sys.version_info < OLDEST:
-    versions = f"nanoDNT needs Python {OLDEST[0]}.{OLDEST[1]} or newer, and this is {sys.version.split()[0]}"
-    sys.exit(
-        f"error: {versions}: activate an environment of a newer one, or make it by `make PYTHON=python3.12`"
-    )
+    needed = f"nanoDNT needs Python {OLDEST[0]}.{OLDEST[1]} or newer"
+    fix = "activate an environment of a newer one, or make it by `make PYTHON=python3.12`"
+    sys.exit(f"error: {needed}, and this is {sys.version.split()[0]}: {fix}")
 require("numpy")
