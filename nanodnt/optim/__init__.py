@@ -5,7 +5,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import nanodnt.optim.adamw  # noqa: F401  # the default comes first in messages and tables
-from nanodnt.optim.defaults import fill_defaults, notes, rate_notes
+from nanodnt.optim.defaults import fill_defaults, notes, rate_notes, role_notes, setting_notes
 from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
@@ -29,5 +29,7 @@ __all__ = [
     "make_optimizer",
     "notes",
     "rate_notes",
+    "role_notes",
+    "setting_notes",
     "state_bytes",
 ]
