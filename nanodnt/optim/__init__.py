@@ -6,7 +6,7 @@ from pkgutil import iter_modules
 
 import nanodnt.optim.adamw  # noqa: F401  # the default comes first in messages and tables
 from nanodnt.optim.defaults import fill_defaults, notes, rate_notes, role_notes, setting_notes
-from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
+from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes, state_tensors
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
@@ -32,4 +32,5 @@ __all__ = [
     "role_notes",
     "setting_notes",
     "state_bytes",
+    "state_tensors",
 ]

@@ -227,8 +227,3 @@ class StepMemory:
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
-
-
-def state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer's state."""
-    return [t for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from layers.sharding import shard_numel
 from model import Transformer
 from nanodnt.engine import prepare_model, split_batch
-from nanodnt.optim import make_optimizer
-from nanodnt.plan.memory import Held, Peak, StepMemory, state_tensors, total_bytes
+from nanodnt.optim import make_optimizer, state_tensors
+from nanodnt.plan.memory import Held, Peak, StepMemory, total_bytes
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Env, Split, possible_parallel
 from nanodnt.run.parallel import (
