@@ -66,8 +66,7 @@ from nanodnt.tasks import Task, open_data, task_of_data
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
     import interop  # noqa: F401  # reads other people's weights
 
-if TYPE_CHECKING:  # loaded only if a flag asks for them
-    from nanodnt.generate import Watcher
+if TYPE_CHECKING:  # loaded only if a flag asks for it
     from nanodnt.run.tracking import Tracker
 
 # ------------------------------------------------------------------------------------------- set-up
@@ -200,7 +199,7 @@ class Records:
     saver: Saver  # of checkpoints
     directory: RunDirectory | None  # None but on rank 0
     tracker: "Tracker | None"  # None if track_interval=0
-    watcher: "Watcher | None"  # None if sample_interval=0
+    sample: Callable[[Env], str] | None  # prints a text and returns it; None if sample_interval=0
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl, if it has more than its step and tokens."""
@@ -373,7 +372,7 @@ def train(run: Run, records: Records) -> int:
                 row["track"] = records.tracker.after(result.grad_norm, result.found_inf)
         if due.sample:  # before the row may have to wait for an evaluation
             with meter.paused("evaluating_s"):
-                row["sample"] = records.watcher(env)
+                row["sample"] = records.sample(env)
         if failure:
             end_failed(run, records, row, failure)
         if due.evaluate:

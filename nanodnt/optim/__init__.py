@@ -12,9 +12,9 @@ from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
 
 # Optimizers register themselves, so every file of this folder is imported, by name. Only some runs
-# need the adapter and Muon's folder, which are imported where they are needed.
+# need its folders, which are imported where they are needed.
 for file in iter_modules(__path__):
-    if file.name != "adapter" and not file.ispkg:
+    if not file.ispkg:
         import_module(f"{__name__}.{file.name}")
 
 __all__ = [
