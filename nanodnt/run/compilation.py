@@ -151,11 +151,10 @@ def compile_model(
 ) -> Callable[..., Any]:
     """The model compiled, as one graph or in parts (in place).
 
-    It is tried on one `example` micro batch (idx, targets), in evaluation and in training mode, so
-    that nothing is compiled, and nothing fails, during the run. If it fails on a CPU with
-    compile=auto, all processes print one warning and run eagerly. ValueError if it fails otherwise:
-    on a GPU, where eager code would be slow for days, with another setting, and under FSDP, where
-    other processes wait for this one's weights. All ranks must call this."""
+    It is tried on an `example` micro batch (idx, targets), in both modes, so that nothing is
+    compiled, or fails, during the run. If it fails on a CPU with compile=auto, all processes warn
+    and run eagerly. ValueError if it fails otherwise: on a GPU, where eager code is slow, with
+    another setting, and under FSDP, where others wait for its weights. All ranks must call this."""
     start = time.time()
     on_gpu = env.device.type == "cuda"
     must_compile = on_gpu or config.compile != "auto" or env.parallel == "fsdp"

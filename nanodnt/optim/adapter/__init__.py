@@ -178,12 +178,14 @@ class Adapter(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """ValueError for a state that a checkpoint cannot hold."""
         saved = super().state_dict()
-        text = f"optimizer={self.name} cannot be saved: its state"
-        if not all(type(key) is int for key in saved["state"]):
-            refuse(f"{text} is not kept by parameter")
+        problem = ""
         values = tree_leaves(saved, is_leaf=lambda value: type(value) not in (dict, list, tuple))
         for kind in {type(value) for value in values} - SAVABLE:
-            refuse(f"{text} holds a {kind.__name__}")
+            problem = f"holds a {kind.__name__}"
+        if not all(type(key) is int for key in saved["state"]):
+            problem = "is not kept by parameter"
+        if problem:
+            refuse(f"optimizer={self.name} cannot be saved: its state {problem}")
         return saved
 
     def fits(self, saved: dict[str, State], step: int) -> bool:
