@@ -29,7 +29,14 @@ from nanodnt.engine import (
     training_step,
 )
 from nanodnt.guard import RollBack, find_failure, roll_back
-from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes, state_bytes
+from nanodnt.optim import (
+    fill_defaults,
+    make_optimizer,
+    rate_notes,
+    role_notes,
+    setting_notes,
+    state_bytes,
+)
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Split, Stop, environment
@@ -45,11 +52,13 @@ from nanodnt.run.metrics import (
 )
 from nanodnt.settings import TrainConfig
 from nanodnt.start import (
+    Start,
     compile_if_worthwhile,
     describe_run,
     fill_model,
     find_start,
-    restore,
+    read_progress,
+    restore_optimizer,
     split_run,
 )
 from nanodnt.tasks import Task, open_data, task_of_data
@@ -57,8 +66,7 @@ from nanodnt.tasks import Task, open_data, task_of_data
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
     import interop  # noqa: F401  # reads other people's weights
 
-if TYPE_CHECKING:  # loaded only if a flag asks for them
-    from nanodnt.generate import Watcher
+if TYPE_CHECKING:  # loaded only if a flag asks for it
     from nanodnt.run.tracking import Tracker
 
 # ------------------------------------------------------------------------------------------- set-up
@@ -73,7 +81,6 @@ class Run:
     stop: Stop
     task: Task
     data: PreparedData
-    split: Split  # over processes and micro batches
     trainer: Trainer  # with model, optimizer and loss scaler, which checkpoints hold
     eval_model: Transformer  # the model, compiled if that is chosen
     state: RunState  # its progress
@@ -98,35 +105,30 @@ def set_up(
     model = start.model
     data = open_data(config, model.config, meta)
 
-    # 3. how the run is split over the devices, and the model on them
-    split = split_run(model, config, env)
-    placed = place(model, start.weights, data, split, config, env)
-    scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
-    trainer = Trainer(model, placed.optimizer, scaler, split.micro, config.grad_clip)
-    trainer.step_model = placed.step_model
-    trainer.average_gradients = placed.average_gradients
-
-    # 4. the progress of the run
+    # 3. the progress of the run
     state = RunState()
     resumed_from = None
     if start.checkpoint:
-        state = restore(start.checkpoint, placed.optimizer, scaler, config, env)
+        state = read_progress(start.checkpoint)
         resumed_from = start.checkpoint["path"]
-    # also a barrier: now rank 0 may replace the checkpoint
     if len(set(env.gather(state.step))) > 1:
         advice = f"{config.out_dir} must be a folder that all share"
         raise ValueError(f"processes found different checkpoints: {advice}")
     rollback_row = None
     if spike:
         rollback_row = roll_back(state, spike, config.batch_size, config.max_rollbacks, env)
+
+    # 4. how the run is split over the devices, and the model on them
+    split = split_run(model, config, env)
+    placed = place(start, data, split, config, env)
+    env.barrier()  # now that all have read the checkpoint, rank 0 may replace it
     return Run(
         config=config,
         env=env,
         stop=stop,
         task=task_of_data(meta),
         data=data,
-        split=split,
-        trainer=trainer,
+        trainer=placed.trainer,
         eval_model=placed.eval_model,
         state=state,
         resumed_from=resumed_from,
@@ -135,23 +137,16 @@ def set_up(
 
 
 class Placed(NamedTuple):
-    """A model on its devices."""
+    """A model on its devices, ready to be trained."""
 
-    optimizer: Optimizer
+    trainer: Trainer
     eval_model: Transformer  # the model, compiled if that is chosen
-    step_model: Callable  # the same, wrapped for several processes
-    average_gradients: Callable[[], None]  # called after the backward passes of a step
 
 
-def place(
-    model: Transformer,
-    weights: dict[str, Tensor] | None,
-    data: PreparedData,
-    split: Split,
-    config: TrainConfig,
-    env: Env,
-) -> Placed:
-    """Bring an empty model onto the devices, and wrap it for training, in this order."""
+def place(start: Start, data: PreparedData, split: Split, config: TrainConfig, env: Env) -> Placed:
+    """Bring an empty model onto the devices, and make what trains it, in this order."""
+    model = start.model
+
     # 1. shard: FSDP2 splits parameters that have no storage yet
     if split.parallel == "fsdp":
         from nanodnt.run.parallel import shard_model
@@ -159,26 +154,38 @@ def place(
         shard_model(model, config.fsdp_shard_size, env, split.keep)
 
     # 2. storage, and weights in it
-    fill_model(model, weights, data, config.batch_size, config.seed, env)
+    fill_model(model, start.weights, data, config.batch_size, config.seed, env)
 
     # 3. dtypes and activation checkpointing
     prepare_model(model, config, env)
 
-    # 4. the optimizer: before the first forward pass, in which FSDP2 replaces sharded parameters
+    # 4. the optimizer, and its state if the run is resumed: before the first forward pass, in which
+    # FSDP2 replaces sharded parameters
     optimizer = make_optimizer(model, config)
+    scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
+    if start.checkpoint:
+        restore_optimizer(start.checkpoint, optimizer, scaler, config.optimizer, env)
+    trainer = Trainer(model, optimizer, scaler, split.micro, config.grad_clip)
+    # here, because it may take minutes to compile
+    describe_run(model, optimizer, data, split, role_notes(config, model), env)
 
     # 5. compile
     eval_model = compile_if_worthwhile(model, data, split.micro, config, env)
+    trainer.step_model = eval_model
 
-    # 6. DDP
+    # 6. DDP, which averages gradients in buckets, or once after the backward pass
     if split.parallel == "ddp" and not config.eval_only:
         from nanodnt.run.compilation import choose_blocks
         from nanodnt.run.parallel import averaging, data_parallel
 
-        if choose_blocks(config, model, split.parallel, env.world_size).value:
-            return Placed(optimizer, eval_model, data_parallel(eval_model, env), lambda: None)
-        return Placed(optimizer, eval_model, eval_model, averaging(model))
-    return Placed(optimizer, eval_model, eval_model, lambda: None)
+        by_blocks, _ = choose_blocks(
+            config.compile, config.batch_size, model, split.parallel, env.world_size
+        )
+        if by_blocks:
+            trainer.step_model = data_parallel(eval_model, env)
+        else:
+            trainer.average_gradients = averaging(model)
+    return Placed(trainer, eval_model)
 
 
 # ------------------------------------------------------------------------------------------ records
@@ -192,7 +199,7 @@ class Records:
     saver: Saver  # of checkpoints
     directory: RunDirectory | None  # None but on rank 0
     tracker: "Tracker | None"  # None if track_interval=0
-    watcher: "Watcher | None"  # None if sample_interval=0
+    sample: Callable[[Env], str] | None  # prints a text and returns it; None if sample_interval=0
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl, if it has more than its step and tokens."""
@@ -365,7 +372,7 @@ def train(run: Run, records: Records) -> int:
                 row["track"] = records.tracker.after(result.grad_norm, result.found_inf)
         if due.sample:  # before the row may have to wait for an evaluation
             with meter.paused("evaluating_s"):
-                row["sample"] = records.watcher(env)
+                row["sample"] = records.sample(env)
         if failure:
             end_failed(run, records, row, failure)
         if due.evaluate:
@@ -385,6 +392,8 @@ def catch_up(run: Run, records: Records) -> None:
     """Do what a start owes before its first step: the evaluation of its step, the row that waits
     for it, and a checkpoint of a new run, or of one that was rolled back."""
     state = run.state
+    if state.step:  # the rates of the last step are saved again if no step follows
+        set_learning_rates(run.trainer.optimizer, state.step - 1, run.config)
     row = {"step": state.step, "tokens": state.tokens, **state.pending}
     state.pending = {}
     is_best = False
@@ -500,8 +509,6 @@ def run_once(
     stop.nothing_is_lost()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
     run = set_up(config, model_config, env, stop, spike)
-    trainer = run.trainer
-    describe_run(trainer.model, trainer.optimizer, run.data, run.split, config, env)
     if not config.eval_only:
         return train(run, open_records(run, clock, seen))
     scores = evaluate_run(run)
@@ -521,8 +528,8 @@ def main() -> int:
         # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
         env.print(describe(model_config, config, given=given))
-        for note in rate_notes(config, given):
-            env.print(note)
+        for note in rate_notes(config, given) + setting_notes(config):
+            env.print(f"note: {note}")
         spike = None
         while True:
             try:

@@ -2,8 +2,13 @@
 
 import os
 
-# processes of one run on this machine, which share its cores; set when they join their group
-processes_here = 1
+processes_here = 1  # processes of one run on this machine, which share its cores
+
+
+def share_cores(processes: int) -> None:
+    """Let `processes` of one run share the cores of this machine."""
+    global processes_here
+    processes_here = processes
 
 
 def own_cores() -> int:

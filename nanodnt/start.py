@@ -14,7 +14,7 @@ from model import GPT, GPTConfig, Transformer
 from nanodnt.data import PreparedData
 from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import Optimizer, describe_groups, fill_defaults, load_optimizer, lr_at, notes
+from nanodnt.optim import Optimizer, describe_groups, fill_defaults, load_optimizer
 from nanodnt.run.checkpoints import (
     RunState,
     fingerprint,
@@ -46,9 +46,8 @@ class Start(NamedTuple):
 
     model: Transformer  # without storage
     weights: dict[str, Tensor] | None = None  # a state dict; None = draw them from the seed
-    meta: dict[str, Any] | None = (
-        None  # of the data that the weights were trained on; None = unknown
-    )
+    # meta.json of the data that the weights were trained on; None = unknown
+    meta: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None  # of the run that is resumed; None = a new run
 
 
@@ -359,29 +358,11 @@ def compile_if_worthwhile(
     return compile_model(model, config, example, env)
 
 
-# ----------------------------------------------------------------------------- progress, in the log
+# ------------------------------------------------------------------------- what a resumed run loads
 
 
-def restore(
-    checkpoint: dict[str, Any],
-    optimizer: Optimizer,
-    scaler: torch.amp.GradScaler,
-    config: TrainConfig,
-    env: Env,
-) -> RunState:
-    """Load optimizer and loss scaler from a checkpoint; returns the progress of its run. ValueError
-    if they do not fit."""
-    used = checkpoint["train_config"].get("optimizer", config.optimizer)
-    if used != config.optimizer:
-        env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
-    else:
-        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
-        if checkpoint["step"]:
-            # if no step follows, this is what is saved
-            for group in optimizer.param_groups:
-                group["lr"] = lr_at(checkpoint["step"] - 1, config, group)
-    if checkpoint["scaler"]:  # empty after a run without loss scaling
-        scaler.load_state_dict(checkpoint["scaler"])
+def read_progress(checkpoint: dict[str, Any]) -> RunState:
+    """The progress of a checkpoint's run. ValueError if it cannot be read."""
     state = RunState(**{field.name: checkpoint[field.name] for field in fields(RunState)})
     if state.rows < 0:  # a checkpoint of an earlier version
         batch_size = checkpoint["train_config"].get("batch_size")
@@ -391,29 +372,48 @@ def restore(
     return state
 
 
+def restore_optimizer(
+    checkpoint: dict[str, Any],
+    optimizer: Optimizer,
+    scaler: torch.amp.GradScaler,
+    name: str,
+    env: Env,
+) -> None:
+    """Load the state of optimizer and loss scaler from a checkpoint; `name` is the optimizer's.
+    ValueError if they do not fit."""
+    saved_name = checkpoint["train_config"].get("optimizer", name)
+    if saved_name == name:
+        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+    else:
+        env.print(f"optimizer {saved_name} → {name}: its state starts fresh")
+    if checkpoint["scaler"]:  # empty after a run without loss scaling
+        scaler.load_state_dict(checkpoint["scaler"])
+
+
+# --------------------------------------------------------------------------------------- in the log
+
+
 def describe_run(
     model: Transformer,
     optimizer: Optimizer,
     data: PreparedData,
     split: Split,
-    config: TrainConfig,
+    notes: list[str],
     env: Env,
 ) -> None:
-    """Print what is about to be trained: groups, parameters, batch, and notes on the settings."""
+    """Print what is about to be trained: groups, parameters, batch, and `notes` on the settings
+    after those on the layout."""
     env.print(describe_groups(optimizer, model))
     n_params = model.num_params(positions=False)
     env.print(
         f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)"
     )
-    tokens = config.batch_size * data.block_size
+    batch_size = env.world_size * split.accumulation * split.micro
     rows = task_of_data(data.meta).row_noun
     env.print(
-        f"{config.batch_size} × {data.block_size} = {tokens:,} tokens a step = "
+        f"{batch_size} × {data.block_size} = {batch_size * data.block_size:,} tokens a step = "
         f"{env.world_size} processes × {split.accumulation} accumulation × {split.micro} {rows}; "
         f"{data.describe()}"
     )
-    if config.warmup_iters >= config.max_iters and not config.eval_only:
-        warmup = f"warm-up ({config.warmup_iters} steps)"
-        env.print(f"note: {warmup} does not end within max_iters={config.max_iters}")
-    for note in layout_notes(model.config) + notes(config, model):
+    for note in layout_notes(model.config) + notes:
         env.print(f"note: {note}")

@@ -8,7 +8,8 @@ import torch
 from nanodnt.bench.measure import PARTS, speed_ratios
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
-from nanodnt.plan.memory import state_tensors, total_bytes
+from nanodnt.optim import state_tensors
+from nanodnt.plan.memory import total_bytes
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.run.kernels import choose_kernels
 from nanodnt.tables import table

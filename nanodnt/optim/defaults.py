@@ -75,7 +75,7 @@ def rate_notes(config: TrainConfig, given: dict) -> list[str]:
     if optimizer_from != "command line" or rate_from in ("", "command line"):
         return []
     rate = f"learning_rate={config.learning_rate:g}"
-    return [f"note: {rate} is from {rate_from}; does it suit this optimizer?"]
+    return [f"{rate} is from {rate_from}; does it suit this optimizer?"]
 
 
 def check_rates(config: TrainConfig, entry: Rule) -> None:
@@ -144,8 +144,12 @@ def check_ratios(config: TrainConfig) -> None:
 def notes(config: TrainConfig, model: Transformer) -> list[str]:
     """Lines for the start of a run: what is allowed, but has no effect or an unusual one. After
     `fill_defaults`."""
-    roles = set(model.roles().values())
-    return [*optimizer_notes(config), *schedule_notes(config), *role_notes(config, roles)]
+    return setting_notes(config) + role_notes(config, model)
+
+
+def setting_notes(config: TrainConfig) -> list[str]:
+    """The notes that depend on no model."""
+    return [*optimizer_notes(config), *schedule_notes(config)]
 
 
 def optimizer_notes(config: TrainConfig) -> Iterator[str]:
@@ -160,6 +164,9 @@ def optimizer_notes(config: TrainConfig) -> Iterator[str]:
 
 
 def schedule_notes(config: TrainConfig) -> Iterator[str]:
+    if config.warmup_iters >= config.max_iters and not config.eval_only:
+        warmup = f"warm-up ({config.warmup_iters} steps)"
+        yield f"{warmup} does not end within max_iters={config.max_iters}"
     if config.schedule == "constant":
         usual = (config.learning_rate / 10, config.max_iters)
         if (config.min_lr, config.lr_decay_iters) != usual:
@@ -169,12 +176,15 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
         yield f"{text}{config.lr_decay_iters}: the LR falls from its peak to min_lr in one step"
 
 
-def role_notes(config: TrainConfig, roles: set[str]) -> Iterator[str]:
+def role_notes(config: TrainConfig, model: Transformer) -> list[str]:
     """Notes on flags for roles that the model does not have."""
+    roles = set(model.roles().values())
+    lines = []
     if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
-        yield "decay_gains has no effect: the model has no gains"
+        lines.append("decay_gains has no effect: the model has no gains")
     if config.decay_scalars and not roles & {"scalar", "bias"}:
-        yield "decay_scalars has no effect: the model has no learned scalars or biases"
+        lines.append("decay_scalars has no effect: the model has no learned scalars or biases")
     for role in ("head", "pos", "router", "patch"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
-            yield f"lr_ratio_{role} has no effect: the model has no {role} of its own"
+            lines.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")
+    return lines

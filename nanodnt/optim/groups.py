@@ -1,6 +1,7 @@
 """Parameter groups: a parameter's role decides its update rule, its learning rate and its weight
 decay."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -42,37 +43,39 @@ Table = dict[Row, list[tuple[str, Tensor]]]  # {row: its named parameters}
 
 
 def make_optimizer(model: Transformer, config: TrainConfig) -> Optimizer:
-    """The configured optimizer, after `fill_defaults`. ValueError if a setting or a rule does not
-    fit the model."""
-    groups = make_groups(model, config)
+    """The configured optimizer, after `fill_defaults`, with a group for each row of `group_table`.
+    ValueError if a setting or a rule does not fit the model."""
+    check_penalties(
+        model.config,
+        balance_coef=config.balance_coef,
+        balance_rate=config.balance_rate,
+        z_coef=config.z_coef,
+    )
+    groups = []
+    for row, params in group_table(model, config).items():
+        options = RULES[row.rule].options(config, row.role, model)
+        group = make_group(row, options)
+        group["params"] = params
+        group["compiled"] = bool(config.compile)
+        groups.append(group)
+    number_labels(groups)
     if config.optimizer in OPTIMIZERS:
         return Optimizer(groups)
     from nanodnt.optim.adapter import Adapter  # few runs need it
 
-    return Adapter(groups, config)
-
-
-def make_groups(model: Transformer, config: TrainConfig) -> list[Group]:
-    """The groups of the optimizer, one for each row of `group_table`. Rows with the same label,
-    which a larger model scales differently, become label, label_2, …"""
-    check_penalties(model.config, config)
-    groups = []
-    n_with_label = {}
-    for row, params in group_table(model, config).items():
-        group = make_group(row, config, model)
-        group["params"] = params
-        n = n_with_label[row.label] = n_with_label.get(row.label, 0) + 1
-        if n > 1:
-            group["label"] += f"_{n}"
-        groups.append(group)
-    return groups
+    return Adapter(groups, config.optimizer, config.optimizer_args, config.learning_rate)
 
 
 def group_table(model: Transformer, config: TrainConfig) -> Table:
     """The rows of all parameters that are trained; rows with the same label one after the other."""
     roles = model.roles(config.input_gains)
     block_types = model.block_types()
-    decayed = decayed_roles(config, set(roles.values()))
+    decayed = decayed_roles(
+        set(roles.values()),
+        gains=config.decay_gains,
+        scalars=config.decay_scalars,
+        embeddings=config.decay_emb,
+    )
     in_blocks = set(model.blocks.parameters())
     rows = {}
     for name, p in model.named_parameters():
@@ -115,57 +118,66 @@ def make_row(config: TrainConfig, role: str, block_type: str, decays: bool) -> R
     return Row(role, rule, getattr(config, f"{prefix}learning_rate"), ratio, decay, label)
 
 
-def make_group(row: Row, config: TrainConfig, model: Transformer) -> Group:
-    """A group of this row without parameters. LR · decay does not depend on the model's size."""
+def make_group(row: Row, options: Group) -> Group:
+    """A group of this row without parameters, with the `options` of its rule. LR · decay does not
+    depend on the model's size."""
     group = Group(
-        params=[],
         label=row.label,
         role=row.role,
         rule=row.rule,
         base_lr=row.base_lr * row.rate_factor,
         lr_ratio=row.lr_ratio,
         weight_decay=row.weight_decay / row.rate_factor,
-        compiled=bool(config.compile),
+        **options,
     )
-    group |= RULES[row.rule].options(config, row.role, model)
     if "eps" in group:
         group["eps"] *= row.eps_factor
     return group
 
 
-def decayed_roles(config: TrainConfig, roles: set[str]) -> tuple[str, ...]:
-    """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of
-    those `roles`."""
-    gains = DECAYED_GAINS[config.decay_gains]
-    if config.decay_gains in ("input", "output") and not roles & set(gains):
-        text = f"decay_gains={config.decay_gains}, but the model has no such gains"
-        refuse(f"{text} ({', '.join(gains)}): set decay_gains=none, or choose another")
-    decayed = MATRICES + gains
-    if config.decay_scalars:
+def number_labels(groups: list[Group]) -> None:
+    """Groups with the same label, which a larger model scales differently, become label, label_2,
+    …"""
+    n_with_label = Counter()
+    for group in groups:
+        label = group["label"]
+        n_with_label[label] += 1
+        if n_with_label[label] > 1:
+            group["label"] = f"{label}_{n_with_label[label]}"
+
+
+def decayed_roles(roles: set[str], gains: str, scalars: bool, embeddings: bool) -> tuple[str, ...]:
+    """The roles with weight decay, by the settings decay_gains, decay_scalars and decay_emb.
+    ValueError if decay_gains names gains, but the model has none of those among its `roles`."""
+    decayed_gains = DECAYED_GAINS[gains]
+    if gains in ("input", "output") and not roles & set(decayed_gains):
+        text = f"decay_gains={gains}, but the model has no such gains"
+        refuse(f"{text} ({', '.join(decayed_gains)}): set decay_gains=none, or choose another")
+    decayed = MATRICES + decayed_gains
+    if scalars:
         decayed += ("scalar", "bias")
-    if not config.decay_emb:
+    if not embeddings:
         decayed = tuple(role for role in decayed if role not in ("emb", "pos"))
     return decayed
 
 
-def check_penalties(model_config: GPTConfig, config: TrainConfig) -> None:
-    """ValueError where a setting of the balance of experts has nothing to act on."""
+def check_penalties(model_config: GPTConfig, **settings: float) -> None:
+    """ValueError where a setting of the balance of experts has nothing to act on. `settings`:
+    balance_coef, balance_rate and z_coef."""
     needed_balance = {
         "balance_coef": "loss",
         "balance_rate": "bias",
         "z_coef": model_config.balance,
     }
-    for name, balance in needed_balance.items():
-        value = getattr(config, name)
-        default = type(config).__dataclass_fields__[name].default
-        if value in (default, 0):
+    for name, value in settings.items():
+        if value in (getattr(TrainConfig, name), 0):
             continue
         if not model_config.n_expert:
             fix = f"set n_expert (8, for example), or leave {name} out"
             refuse(f"{name}={value} needs experts: {fix}")
-        if model_config.balance != balance:
-            text = f"{name}={value} needs balance={balance}, but the model has balance="
-            refuse(f"{text}{model_config.balance}: leave {name} out, or change balance")
+        if model_config.balance != needed_balance[name]:
+            text = f"{name}={value} needs balance={needed_balance[name]}, but the model has"
+            refuse(f"{text} balance={model_config.balance}: leave {name} out, or change balance")
 
 
 def describe_groups(optimizer: Optimizer, model: Transformer) -> str:
@@ -192,15 +204,11 @@ def describe_groups(optimizer: Optimizer, model: Transformer) -> str:
 
 
 def state_bytes(model: Transformer, config: TrainConfig) -> int:
-    """Bytes of optimizer state on `model`, which may be on the meta device. No state is kept."""
-    if config.optimizer not in OPTIMIZERS:
-        optimizer = make_optimizer(type(model).empty(model.config), config)
-        return sum(
-            t.nbytes for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)
-        )
-    n_bytes = 0
-    for group in make_groups(model, config):
-        for _, p in group["params"]:
-            state = RULES[group["rule"]].state(p, group)
-            n_bytes += sum(t.nbytes for t in state.values())
-    return n_bytes
+    """Bytes of optimizer state on `model`, counted on a copy without storage."""
+    optimizer = make_optimizer(type(model).empty(model.config), config)
+    return sum(t.nbytes for t in state_tensors(optimizer))
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All tensors of the optimizer's state."""
+    return [t for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]

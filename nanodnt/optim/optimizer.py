@@ -12,7 +12,7 @@ from nanodnt.optim.registry import RULES, Group, State, Work, refuse
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Groups as `make_groups` returns them. The state of every parameter exists from the start."""
+    """Groups as `make_optimizer` makes them. The state of every parameter exists from the start."""
 
     param_groups: list[Group]
 

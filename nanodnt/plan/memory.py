@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from model import Transformer
 from nanodnt.engine import Trainer, training_step
-from nanodnt.settings import TrainConfig
 
 NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
 
@@ -183,10 +182,10 @@ class StepMemory:
     checkpointing."""
 
     def __init__(
-        self, model: Transformer, optimizer: Optimizer, config: TrainConfig, checkpointing: bool
+        self, model: Transformer, optimizer: Optimizer, grad_clip: float, checkpointing: bool
     ):
         self.checkpointing = checkpointing
-        self.trace = cache(partial(trace, model, optimizer, config.grad_clip, checkpointing))
+        self.trace = cache(partial(trace, model, optimizer, grad_clip, checkpointing))
         # inputs and targets are on the device from the step's start
         self.row_bytes = total_bytes(model.example(1))
 
@@ -228,8 +227,3 @@ class StepMemory:
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
-
-
-def state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer's state."""
-    return [t for t in tree_leaves(list(optimizer.state.values())) if torch.is_tensor(t)]

@@ -108,18 +108,18 @@ def describe_ways(
     """A table with a column for each way to split the run, with and without checkpointing: the
     memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
     `share`: rows of one process in a step."""
-    counted = count_step(model, config, env)
+    step = count_step(model, config, env)
     wanted = busy_micro_batch(model.config.block_size, share)
-    steps = [
-        StepMemory(counted.model, counted.optimizer, config, checkpointing)
+    memories = [
+        StepMemory(step.model, step.optimizer, config.grad_clip, checkpointing)
         for checkpointing in (False, True)
     ]
     columns = []
     for parallel in possible_parallel("auto", env):
-        ways = list_ways(parallel, counted.model, counted.optimizer, config, env.world_size)
-        for step in steps:
-            way = choose_way(step, ways, share, wanted, limit)
-            columns.append(describe_way(step, way, share, limit))
+        ways = list_ways(parallel, step)
+        for memory in memories:
+            way = choose_way(memory, ways, share, wanted, limit)
+            columns.append(describe_way(memory, way, share, limit))
     return table([(title, *(column[title] for column in columns)) for title in columns[0]])
 
 

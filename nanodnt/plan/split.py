@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from layers.sharding import shard_numel
 from model import Transformer
 from nanodnt.engine import prepare_model, split_batch
-from nanodnt.optim import make_optimizer
-from nanodnt.plan.memory import Held, Peak, StepMemory, state_tensors, total_bytes
+from nanodnt.optim import make_optimizer, state_tensors
+from nanodnt.plan.memory import Held, Peak, StepMemory, total_bytes
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Env, Split, possible_parallel
 from nanodnt.run.parallel import (
@@ -43,6 +43,30 @@ class Way(NamedTuple):
     held: Held
 
 
+class CountedStep(NamedTuple):
+    """A step of a run, on the meta device, to be counted."""
+
+    model: Transformer
+    optimizer: Optimizer
+    memory: StepMemory
+    gpus: int  # number of processes
+    by_blocks: bool  # DDP: blocks are compiled one by one
+    shard_size: int  # FSDP: number of processes that share one copy of the model
+
+
+def count_step(model: Transformer, config: TrainConfig, env: Env) -> CountedStep:
+    """The step of an empty copy of the model, as `env` computes it. ValueError if fsdp_shard_size
+    does not divide the number of processes."""
+    gpus = env.world_size
+    copy = prepare_model(type(model).empty(model.config), config, env, torch.device("meta"))
+    # after prepare_model, which sets the dtype of Muon's products
+    optimizer = make_optimizer(copy, config)
+    memory = StepMemory(copy, optimizer, config.grad_clip, config.activation_checkpointing)
+    by_blocks, _ = choose_blocks(config.compile, config.batch_size, copy, "ddp", gpus)
+    shard_size = choose_shard_size(config.fsdp_shard_size, gpus)
+    return CountedStep(copy, optimizer, memory, gpus, by_blocks, shard_size)
+
+
 def one_gpu(model: Transformer, optimizer: Optimizer) -> Way:
     """One process that holds everything."""
     weights = total_bytes(model.parameters())
@@ -54,13 +78,12 @@ def one_gpu(model: Transformer, optimizer: Optimizer) -> Way:
     return Way("one GPU", "none", True, held)
 
 
-def ddp(model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int) -> Way:
+def ddp(model: Transformer, optimizer: Optimizer, gpus: int, by_blocks: bool) -> Way:
     """Everything in each process. If blocks are compiled one by one, buckets hold the gradients all
     the time. In one graph, gradients are sent after the backward pass, as a copy; then they are
     views of it."""
     held = one_gpu(model, optimizer).held
     messages = message_bytes(optimizer, gpus)
-    by_blocks, _ = choose_blocks(config, model, "ddp", gpus)
     if by_blocks:
         phases = ("forward", "loss", "backward", "clip", "optimizer")
         buckets = dict.fromkeys(phases, held.gradients)
@@ -71,17 +94,15 @@ def ddp(model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int
     return Way("DDP", "ddp", True, held)
 
 
-def fsdp(
-    model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int, keep: bool
-) -> Way:
-    """A shard in each process, and the gathered copies: an upper bound, by our inference.
+def fsdp(model: Transformer, optimizer: Optimizer, shard_size: int, keep: bool) -> Way:
+    """A shard in each process, of `shard_size` that share a copy of the model, and the gathered
+    copies: an upper bound, by our inference.
 
     The root group is gathered from the start of a step to its end, then its gradients are reduced.
     Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the
     matrices of one block, and those of the next one twice, gathered and copied out. In the backward
     pass it also holds the gradients of that block, and in fp32 those of the block before, or of the
-    head, which are being reduced. Raises ValueError if fsdp_shard_size does not divide `gpus`."""
-    n = choose_shard_size(config.fsdp_shard_size, gpus)
+    head, which are being reduced."""
     parameters = list(model.parameters())
     matrices = block_matrices(model)
     head = own_head(model)
@@ -89,8 +110,8 @@ def fsdp(
     root = total_bytes(parameters) - total_bytes(matrices) - total_bytes(head_parameters)
 
     # numbers of entries that are gathered for each block, and for the head
-    blocks = [padded_numel(block_matrices(block), n) for block in model.blocks]
-    head_numel = padded_numel(head_parameters, n)
+    blocks = [padded_numel(block_matrices(block), shard_size) for block in model.blocks]
+    head_numel = padded_numel(head_parameters, shard_size)
     itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
     block = itemsize * max(blocks)
     gathered = root + itemsize * head_numel
@@ -111,26 +132,26 @@ def fsdp(
         backward=gathered + blocks_in_backward * block + reduced,
         reduction=3 * root,
     )
-    shard = shard_bytes(parameters, n)
+    shard = shard_bytes(parameters, shard_size)
     held = Held(
         weights=shard + total_bytes(model.buffers()),
         gradients=shard,
-        state=shard_bytes(state_tensors(optimizer), n),
+        state=shard_bytes(state_tensors(optimizer), shard_size),
         extra=extra,
         accumulated=dict.fromkeys(("forward", "loss", "backward"), full_gradients),
     )
     return Way(name, "fsdp", keep, held)
 
 
-def list_ways(
-    parallel: str, model: Transformer, optimizer: Optimizer, config: TrainConfig, gpus: int
-) -> list[Way]:
+def list_ways(parallel: str, step: CountedStep) -> list[Way]:
     """The ways of `parallel`, none, ddp or fsdp, the one with the fewest messages first."""
+    model = step.model
+    optimizer = step.optimizer
     if parallel == "none":
         return [one_gpu(model, optimizer)]
     if parallel == "ddp":
-        return [ddp(model, optimizer, config, gpus)]
-    return [fsdp(model, optimizer, config, gpus, keep) for keep in (True, False)]
+        return [ddp(model, optimizer, step.gpus, step.by_blocks)]
+    return [fsdp(model, optimizer, step.shard_size, keep) for keep in (True, False)]
 
 
 def shard_bytes(tensors: Iterable[Tensor], n: int) -> int:
@@ -188,23 +209,6 @@ def busy_micro_batch(block_size: int, share: int) -> int:
     return share
 
 
-class CountedStep(NamedTuple):
-    """A step on the meta device, to be counted."""
-
-    model: Transformer
-    optimizer: Optimizer
-    memory: StepMemory
-
-
-def count_step(model: Transformer, config: TrainConfig, env: Env) -> CountedStep:
-    """The step of an empty copy of the model, as `env` computes it."""
-    copy = prepare_model(type(model).empty(model.config), config, env, torch.device("meta"))
-    # after prepare_model, which sets the dtype of Muon's products
-    optimizer = make_optimizer(copy, config)
-    memory = StepMemory(copy, optimizer, config, config.activation_checkpointing)
-    return CountedStep(copy, optimizer, memory)
-
-
 def choose_split(model: Transformer, config: TrainConfig, env: Env, limit: float) -> Split:
     """The split of a run of the empty `model` over the processes of `env`, each with a GPU that has
     `limit` bytes for tensors.
@@ -217,16 +221,19 @@ def choose_split(model: Transformer, config: TrainConfig, env: Env, limit: float
     given = config.micro_batch_size
     micro, accumulation = split_batch(config.batch_size, given, env.world_size)
     share = micro * accumulation  # rows of one process in a step
-    copy, optimizer, step = count_step(model, config, env)
+    step = count_step(model, config, env)
     ways = []
     for parallel in possible_parallel(config.parallel, env):
-        ways += list_ways(parallel, copy, optimizer, config, env.world_size)
+        ways += list_ways(parallel, step)
     wanted = given or busy_micro_batch(model.config.block_size, share)
-    way = choose_way(step, ways, share, wanted, limit)
-    micro = given or largest_micro_batch(step, way, share, limit)
-    peak = step.peak(micro, share, way.held)
+    way = choose_way(step.memory, ways, share, wanted, limit)
+    micro = given or largest_micro_batch(step.memory, way, share, limit)
+    peak = step.memory.peak(micro, share, way.held)
     memory = f"{peak.total / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
-    if least_bytes(peak, config) > limit and config.must_fit and not config.eval_only:
+    # a step that checkpoints keeps no more than it must, compiled or not
+    may_shrink = config.compile is not False and not config.activation_checkpointing
+    is_needed = config.must_fit and not config.eval_only
+    if least_bytes(peak, may_shrink) > limit and is_needed:
         raise ValueError(
             f"a step does not fit into a GPU with micro_batch_size={micro} ({memory}): "
             "--micro_batch_size=0 and --activation_checkpointing=True need less, more GPUs with "
@@ -240,9 +247,9 @@ def choose_split(model: Transformer, config: TrainConfig, env: Env, limit: float
     return Split(way.parallel, way.keep, micro, share // micro, line)
 
 
-def least_bytes(peak: Peak, config: TrainConfig) -> float:
-    """The bytes that the step needs at least. A step that may be compiled needs fewer than were
-    counted, unless it checkpoints, which keeps no more than it must."""
-    if config.compile is False or config.activation_checkpointing:
+def least_bytes(peak: Peak, may_shrink: bool) -> float:
+    """The bytes that the step needs at least. `may_shrink`: compiled code may keep less than was
+    counted."""
+    if not may_shrink:
         return peak.total
     return peak.total - (1 - COMPILED) * peak.parts["kept for the backward"]

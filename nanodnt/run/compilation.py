@@ -40,21 +40,23 @@ class Part(NamedTuple):
     method: str  # its name
 
 
-def choose_blocks(config: TrainConfig, model: Transformer, parallel: str, processes: int) -> Choice:
-    """Whether to compile each block by itself, instead of the whole model as one graph. By blocks,
-    gradients under DDP leave in buckets during the backward pass; as one graph, in one message
-    after it."""
+def choose_blocks(
+    setting: str | bool, batch_size: int, model: Transformer, parallel: str, processes: int
+) -> Choice:
+    """Whether to compile each block by itself, instead of the whole model as one graph, under this
+    `setting` of compile. By blocks, gradients under DDP leave in buckets during the backward pass;
+    as one graph, in one message after it."""
     n_layer = len(model.blocks)
     if parallel == "fsdp":
         return Choice(True, "between which FSDP gathers weights and reduces gradients")
-    if config.compile != "auto":
-        return Choice(config.compile == "blocks", "as asked")
+    if setting != "auto":
+        return Choice(setting == "blocks", "as asked")
     if parallel != "ddp" or processes == 1 or n_layer >= DEEP:
         return Choice(n_layer >= DEEP, f"auto: {n_layer} layers")
     if processes > MACHINE:
         reason = "auto: gradients leave during the backward pass, since a network may be slow"
         return Choice(True, reason)
-    tokens = config.batch_size * model.config.block_size / processes
+    tokens = batch_size * model.config.block_size / processes
     cost_by_blocks = tokens * n_layer * model.config.n_embd
     by_blocks = cost_by_blocks < COST_OF_ONE_GRAPH * model.num_params()
     amount = "few" if by_blocks else "many"
@@ -149,16 +151,17 @@ def compile_model(
 ) -> Callable[..., Any]:
     """The model compiled, as one graph or in parts (in place).
 
-    It is tried on one `example` micro batch (idx, targets), in evaluation and in training mode, so
-    that nothing is compiled, and nothing fails, during the run. If it fails on a CPU with
-    compile=auto, all processes print one warning and run eagerly. ValueError if it fails otherwise:
-    on a GPU, where eager code would be slow for days, with another setting, and under FSDP, where
-    other processes wait for this one's weights. All ranks must call this."""
+    It is tried on an `example` micro batch (idx, targets), in both modes, so that nothing is
+    compiled, or fails, during the run. If it fails on a CPU with compile=auto, all processes warn
+    and run eagerly. ValueError if it fails otherwise: on a GPU, where eager code is slow, with
+    another setting, and under FSDP, where others wait for its weights. All ranks must call this."""
     start = time.time()
     on_gpu = env.device.type == "cuda"
     must_compile = on_gpu or config.compile != "auto" or env.parallel == "fsdp"
     model.runtime.flex_attention = can_use_flex(model.config, config.doc_mask, env)
-    by_blocks, reason = choose_blocks(config, model, env.parallel, env.world_size)
+    by_blocks, reason = choose_blocks(
+        config.compile, config.batch_size, model, env.parallel, env.world_size
+    )
     graphs = "the model as one graph"
     if by_blocks:
         graphs = "embedding, blocks and loss by themselves"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from layers import cores
+from layers.cores import share_cores
 from nanodnt.run import signals
 from nanodnt.run.hardware import Choice, keep_freed_memory, unusable_gpu
 
@@ -268,7 +268,7 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
 def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
     env.timeout = timedelta(seconds=timeout_s)
-    cores.processes_here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    share_cores(int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     backend = "gloo"
     device = None
     options = None

@@ -62,3 +62,12 @@ def test_mistakes_end_the_start(dataset, tmp_path, capsys):
         assert run(**flags, dataset=dataset, out_dir=tmp_path) == 1
         error = capsys.readouterr().err
         assert words in error and len(error.splitlines()) == 1
+
+
+def test_an_error_of_its_step_ends_the_run_in_one_line(dataset, tmp_path, capsys):
+    flags = dict(dataset=dataset, out_dir=tmp_path, learning_rate=0.05)
+    assert run(**flags, optimizer="support.foreign:Fails") == 1
+    error = capsys.readouterr().err
+    assert "optimizer=support.foreign:Fails failed in its step" in error
+    assert len(error.splitlines()) == 1
+    assert load(tmp_path / "last.pt")["step"] == 0

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+import train
 from nanodnt.data.windows import PreparedText
 from nanodnt.engine import training_step
 from support.hostile import refusal
@@ -21,7 +22,7 @@ from support.runs import (
     resume,
     run,
 )
-from support.strikes import Crash, at_row, crash, optimizers
+from support.strikes import Crash, at_call, at_row, crash, optimizers
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -93,6 +94,31 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
     assert printed.count("→") == 4
     assert_same_run(begun, short)
     assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
+
+
+def test_a_resumed_run_is_described_and_checked_before_it_is_compiled(begun, dataset, capsys):
+    """Compilation may take minutes: groups, parameters, batch and notes are printed before it. By
+    then the optimizer has its state, and one that does not fit is refused."""
+    moment = load(begun / "last.pt")["optimizer"]["state"][0]["exp_avg"]
+    made = []
+
+    def note(model, optimizer):
+        made.append(optimizer)
+
+    with optimizers(note), at_call(train, "compile_if_worthwhile", 1, crash):
+        with pytest.raises(Crash):
+            resume(begun, dataset, warmup_iters=30)
+    out = capsys.readouterr().out
+    for words in ("peak LR", " parameters (", " tokens a step = ", "note: warm-up (30 steps) does"):
+        assert words in out
+    assert torch.equal(made[0].state_dict()["state"][0]["exp_avg"], moment)
+
+    checkpoint = load(begun / "last.pt")
+    del checkpoint["optimizer"]["state"][0]
+    for name in ("last.pt", "prev.pt"):
+        torch.save(checkpoint, begun / name)
+    with at_call(train, "compile_if_worthwhile", 1, crash):
+        refusal(capsys, resume(begun, dataset), "optimizer state does not fit")
 
 
 def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):

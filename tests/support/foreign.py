@@ -72,4 +72,19 @@ class Reads(Nested):
         super().step()
 
 
+class Fails(Nested):
+    """Raises in its second step."""
+
+    def step(self, closure=None):
+        if self.state:
+            raise self.error("a mistake\nof its author")
+        super().step()
+
+    error = ArithmeticError
+
+
+class RunsOut(Fails):
+    error = torch.OutOfMemoryError
+
+
 no_class = Nested.step

@@ -19,6 +19,7 @@ from nanodnt.plan.split import (
     COMPILED,
     busy_micro_batch,
     choose_split,
+    count_step,
     ddp,
     fsdp,
     least_bytes,
@@ -91,7 +92,7 @@ def build(flags, config, device="meta", dtype=torch.float32):
 
 
 def count(model, optimizer, config) -> StepMemory:
-    return StepMemory(model, optimizer, config, config.activation_checkpointing)
+    return StepMemory(model, optimizer, config.grad_clip, config.activation_checkpointing)
 
 
 def added(model, optimizer, config, micro: int, accumulation: int, held: Held) -> int:
@@ -216,7 +217,7 @@ def test_a_gpus_micro_batch_is_the_largest_that_fits(setting, processes):
     changes = dict(batch_size=24 * processes, parallel=setting)
     model, optimizer, config = build(dict(n_layer=1), changes, dtype=torch.bfloat16)
     kind = "none" if setting == "auto" else setting
-    way = list_ways(kind, model, optimizer, config, processes)[0]
+    way = list_ways(kind, count_step(model, config, gpus(processes)))[0]
     step, valid = count(model, optimizer, config), (1, 2, 3, 4, 6, 8, 12, 24)
     peaks = {micro: step.peak(micro, 24, way.held).total for micro in valid}
     for limit, fits in ((peaks[24], 24), (peaks[6], 6), (peaks[6] - 1, 4)):
@@ -242,9 +243,8 @@ def test_the_way_with_the_fewest_messages_that_fits_is_taken():
     step = count(model, optimizer, config)
     for given in (0, 8):
         config = replace(config, micro_batch_size=given, must_fit=False)
-        ways = [
-            way for kind in ("ddp", "fsdp") for way in list_ways(kind, model, optimizer, config, 4)
-        ]
+        counted = count_step(model, config, gpus(4))
+        ways = list_ways("ddp", counted) + list_ways("fsdp", counted)
         needed = [step.peak(given or 2, 16, way.held).total for way in ways]
         assert needed[0] > needed[1] > needed[2]
         wanted = [("ddp", True), ("fsdp", True), ("fsdp", False), ("fsdp", False)]
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused():
         ):
             choose_split(model, replace(config, **changes), gpus(1), 0.9 * one_row.total)
     compiled = replace(config, compile="auto")
-    limit = least_bytes(one_row, compiled)
+    limit = least_bytes(one_row, may_shrink=True)
     assert choose_split(model, compiled, gpus(1), limit).accumulation == 8
     with pytest.raises(ValueError, match="does not fit"):
         choose_split(model, compiled, gpus(1), limit - 1)
@@ -309,15 +309,15 @@ def test_what_each_way_holds_by_hand():
     n, steps, d = model.num_params(), 4 * len(list(model.parameters())), 64
     alone = one_gpu(model, optimizer).held
     assert alone == Held(4 * n, 4 * n, 8 * n + steps)
-    assert ddp(model, optimizer, config, 4).held == alone._replace(
+    assert ddp(model, optimizer, 4, by_blocks=False).held == alone._replace(
         extra=dict(reduction=4 * n, optimizer=0)
     )
-    buckets = ddp(model, optimizer, replace(config, compile="blocks"), 4).held
+    buckets = ddp(model, optimizer, 4, by_blocks=True).held
     assert buckets.gradients == 0 and set(buckets.extra.values()) == {4 * n}
     block = 12 * d * d  # its matrices
     root = 512 * d + 64 * d + 5 * d  # embeddings, norms
     assert n == 2 * block + root
-    held = fsdp(model, optimizer, config, 4, keep=True).held
+    held = fsdp(model, optimizer, 4, keep=True).held
     assert held[:3] == (n, n, 2 * n + steps)  # every tensor has a multiple of 4 rows
     kept = dict(
         forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block)
@@ -325,7 +325,8 @@ def test_what_each_way_holds_by_hand():
     assert held.extra == kept | dict(reduction=4 * 3 * root)
     assert held.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
     # a head, 512 d, larger than half a block
-    apart = fsdp(*build(dict(tie_weights=False), {}), 4, keep=True).held
+    untied, untied_optimizer, _ = build(dict(tie_weights=False), {})
+    apart = fsdp(untied, untied_optimizer, 4, keep=True).held
     assert apart.extra["forward"] == 4 * (root + 512 * d + 4 * block)
     assert (
         apart.extra["backward"] == kept["backward"] + 4 * 512 * d
@@ -334,15 +335,22 @@ def test_what_each_way_holds_by_hand():
     step = count(model, optimizer, config)
     many, few = (step.peak(2, rows, alone).parts["everything else then"] for rows in (480, 4))
     assert many - few == 476 * 64 * 16  # a batch: 8 bytes an input, 8 a target
-    config.fsdp_shard_size = 2
-    assert fsdp(model, optimizer, config, 4, keep=True).held.weights == 2 * n
+    assert fsdp(model, optimizer, 2, keep=True).held.weights == 2 * n
+
+
+def test_what_a_counted_step_has_of_the_settings():
+    model, _, config = build({}, {})
+    for setting in (True, "blocks"):
+        step = count_step(model, replace(config, compile=setting), gpus(4))
+        assert step.by_blocks == (setting == "blocks") and step.shard_size == 4
+    assert count_step(model, replace(config, fsdp_shard_size=2), gpus(4)).shard_size == 2
 
 
 def test_fsdp_by_blocks_by_hand():
     """In bf16, of which a block's matrices are 2 bytes a parameter, and 4 where they are
     reduced."""
-    model, optimizer, config = build({}, {}, dtype=torch.bfloat16)
-    kept, by_blocks = (fsdp(model, optimizer, config, 4, keep).held for keep in (True, False))
+    model, optimizer, _ = build({}, {}, dtype=torch.bfloat16)
+    kept, by_blocks = (fsdp(model, optimizer, 4, keep).held for keep in (True, False))
     d = 64
     block, root = 12 * d * d, 512 * d + 64 * d + 5 * d
     assert kept.extra["backward"] == 4 * root + 2 * 2 * block + (2 + 4) * block
@@ -381,10 +389,9 @@ def test_ddp_takes_what_was_predicted(case, alone):
     or one message."""
     context, accumulation, compile = case
     flags = DNT | dict(block_size=context, n_layer=3)
-    model, optimizer, config = build(flags, dict(compile=compile))
-    predicted = added(
-        model, optimizer, config, 4, accumulation, ddp(model, optimizer, config, 2).held
-    )
+    model, optimizer, config = build(flags, {})
+    way = ddp(model, optimizer, 2, by_blocks=compile == "blocks")
+    predicted = added(model, optimizer, config, 4, accumulation, way.held)
     model, optimizer, config = build(flags, {}, device="cpu")
     x, scaler = (
         torch.zeros(4 * accumulation, context, dtype=torch.long),

@@ -3,6 +3,7 @@ clipping, skipped steps and checkpoints."""
 
 import copy
 import io
+import re
 
 import pytest
 import torch
@@ -219,6 +220,22 @@ def test_a_mistake_gets_one_line(flags):
 def test_a_state_that_no_checkpoint_holds_ends_the_first_step(name, words):
     with pytest.raises(ValueError, match=words):
         driven(dict(optimizer=f"{FOREIGN}:{name}"), gradients(tiny(), 1))
+
+
+def test_an_error_of_its_step_gets_one_line():
+    """It names optimizer, place, kind and message; the error itself is its cause. Out of memory
+    has a line of its own."""
+    steps = gradients(tiny(), 2)
+    with pytest.raises(ValueError) as caught:
+        driven(dict(optimizer=f"{FOREIGN}:Fails"), steps)
+    assert re.fullmatch(
+        rf"optimizer={FOREIGN}:Fails failed in its step \(foreign.py, line \d+\): "
+        "ArithmeticError: a mistake of its author",
+        str(caught.value),
+    )
+    assert type(caught.value.__cause__) is ArithmeticError
+    with pytest.raises(torch.OutOfMemoryError):
+        driven(dict(optimizer=f"{FOREIGN}:RunsOut"), steps)
 
 
 def test_a_gradient_that_is_missing_leaves_its_parameter_alone():

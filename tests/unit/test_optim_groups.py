@@ -16,7 +16,6 @@ import torch
 
 from model import GPT
 from nanodnt.optim import RULES, describe_groups, load_optimizer, make_optimizer, notes, state_bytes
-from nanodnt.optim.groups import make_groups
 from nanodnt.optim.registry import register
 from support.optimizers import (
     ALL,
@@ -135,8 +134,9 @@ def looked_at(*flags):
 
 def decays(flags, **changes):
     """{parameter name: weight decay} of the groups."""
-    groups = make_groups(looked_at(*flags.items()), settings(**dict(weight_decay=0.1) | changes))
-    return {name: g["weight_decay"] for g in groups for name, _ in g["params"]}
+    config = settings(**dict(weight_decay=0.1) | changes)
+    groups = make_optimizer(looked_at(*flags.items()), config).param_groups
+    return {name: g["weight_decay"] for g in groups for name in g["param_names"]}
 
 
 ROLE_DECAY = [

@@ -11,8 +11,7 @@ from functools import cache, partial
 import pytest
 
 from model import DYT_ALPHA, Block, GPTConfig
-from nanodnt.optim import lr_at
-from nanodnt.optim.groups import make_groups
+from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.tasks import task_of
 from support.pages import config, outline
 
@@ -59,7 +58,7 @@ def resolve(command: str) -> dict:
 
     # by role of the parameters: LR at the last step of warm-up, at the one after it, at the last of
     # all; decay; rule
-    groups = {g["label"]: g for g in make_groups(net, c)}
+    groups = {g["label"]: g for g in make_optimizer(net, c).param_groups}
     for name, step in dict(
         warmed=max(0, c.warmup_iters - 1), after=c.warmup_iters, last=c.max_iters - 1
     ).items():

@@ -305,8 +305,7 @@ def test_what_is_compiled_by_blocks(setting, n_layer, parallel, world, batch_siz
     model = SimpleNamespace(
         blocks=range(n_layer), config=sizes, num_params=lambda: 12 * n_layer * sizes.n_embd**2
     )
-    config = TrainConfig(compile=setting, batch_size=batch_size)
-    assert choose_blocks(config, model, parallel, world)[0] == blocks
+    assert choose_blocks(setting, batch_size, model, parallel, world)[0] == blocks
     assert choose_compile("blocks", torch.device("cpu"), 0) == (True, "as asked")
 
 

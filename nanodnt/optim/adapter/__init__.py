@@ -7,9 +7,11 @@ Only the balance rule stays ours. docs/optimizers.md has what the class must do.
 
 import ast
 import inspect
+import traceback
 import warnings
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +30,6 @@ from nanodnt.optim.registry import (
     divide_gradients,
     refuse,
 )
-from nanodnt.settings import TrainConfig
 
 # Values in nested dicts and lists that checkpoints hold: they are loaded with weights_only.
 SAVABLE = {Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, str, type(None)}
@@ -87,10 +88,12 @@ class Adapter(Optimizer):
     """Our optimizer around one of another class. They share the groups and the state: the class
     works on the dicts that we save."""
 
-    def __init__(self, groups: list[Group], config: TrainConfig) -> None:
+    def __init__(
+        self, groups: list[Group], name: str, arguments: str, learning_rate: float
+    ) -> None:
         super().__init__(groups)
-        self.name = config.optimizer
-        self.given = parse_arguments(config.optimizer_args)
+        self.name = name
+        self.given = parse_arguments(arguments)
         self.own_keys = {key for group in self.param_groups for key in group} | self.given.keys()
         self.is_checked = False  # whether its state is known to fit into a checkpoint
         groups = [group for group in self.param_groups if group["rule"] == self.name]
@@ -100,7 +103,7 @@ class Adapter(Optimizer):
             refuse(f"optimizer={self.name} cannot update the shards of FSDP: {fix}")
         for group in groups:
             group["lr"] = group["base_lr"] * group["lr_ratio"]  # it may be validated
-        self.inner = self.make_inner(groups, config.learning_rate)
+        self.inner = self.make_inner(groups, learning_rate)
         self.state.update(self.inner.state)  # which some classes make now, most in the first step
         self.inner.state = self.state
         self.drop_empty_states()
@@ -155,20 +158,34 @@ class Adapter(Optimizer):
         if found_inf is not None and found_inf.item():
             return
         self.drop_empty_states()
-        self.inner.step()
+        self.step_inner()
         if not self.is_checked:
             self.state_dict()
             self.is_checked = True
 
+    def step_inner(self) -> None:
+        """The step of the class. ValueError, in one line, for what it raises."""
+        try:
+            self.inner.step()
+        except (torch.OutOfMemoryError, MemoryError):
+            raise  # it has a line of its own
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(last.filename).name}, line {last.lineno}"
+            text = f"optimizer={self.name} failed in its step ({place}): {in_one_line(error)}"
+            raise ValueError(text) from error
+
     def state_dict(self) -> dict[str, Any]:
         """ValueError for a state that a checkpoint cannot hold."""
         saved = super().state_dict()
-        text = f"optimizer={self.name} cannot be saved: its state"
-        if not all(type(key) is int for key in saved["state"]):
-            refuse(f"{text} is not kept by parameter")
+        problem = ""
         values = tree_leaves(saved, is_leaf=lambda value: type(value) not in (dict, list, tuple))
         for kind in {type(value) for value in values} - SAVABLE:
-            refuse(f"{text} holds a {kind.__name__}")
+            problem = f"holds a {kind.__name__}"
+        if not all(type(key) is int for key in saved["state"]):
+            problem = "is not kept by parameter"
+        if problem:
+            refuse(f"optimizer={self.name} cannot be saved: its state {problem}")
         return saved
 
     def fits(self, saved: dict[str, State], step: int) -> bool:
