@@ -589,8 +589,7 @@ def _comments(schema: type) -> dict[str, tuple[str, str]]:
 
 
 def _help_text(flags: dict[str, Flag], description: str, positional: str) -> str:
-    program = Path(sys.argv[0]).name
-    blocks = [f"usage: {program} [{positional} ...] [--key=value ...], or --version"]
+    blocks = [f"usage: {_program()} [{positional} ...] [--key=value ...], or --version"]
     blocks.append(description.strip())
     if positional == "config":
         blocks.append("Config files apply from left to right; --key=value wins over them.")
@@ -608,6 +607,13 @@ def _help_text(flags: dict[str, Flag], description: str, positional: str) -> str
             )
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)
+
+
+def _program() -> str:
+    """How the user calls this program: "train.py", or "python -m PACKAGE"."""
+    name = Path(sys.argv[0]).name
+    spec = sys.modules["__main__"].__spec__  # None for a script
+    return f"python -m {spec.parent}" if spec and name == "__main__.py" else name
 
 
 # --- standard output and error ----------------------------------------------------------------

@@ -94,9 +94,10 @@ def read_configs(args: Iterable[str]) -> Configs:
 
 
 def resolve_configs(args: Iterable[str]) -> Configs:
-    """`read_configs`, with the optimizer's defaults. ValueError where flags contradict each
-    other."""
+    """`read_configs`, with the optimizer's defaults. ValueError where a flag is out of its range,
+    or where flags contradict each other."""
     configs = read_configs(args)
+    configs.train.check()  # before defaults follow from a wrong value
     fill_defaults(configs.train)
     return configs
 

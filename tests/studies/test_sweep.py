@@ -99,6 +99,7 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
             "unknown flag --leraning_rate (did you mean --learning_rate?)",
         ),
         (["--micro_batch_size=3,4"], "micro_batch_size=3 does not divide"),
+        (["--learning_rate=1e-3,-1"], "learning_rate=-1.0 must not be negative"),
         (["--seeds=1337"], "seeds=1337 must be a number n to 100"),
         (["--print=True", "--collect=True"], "print, collect and coordinates do not go together"),
         (["--jobs=-1"], "jobs=-1 must not be negative"),

@@ -546,6 +546,15 @@ command line sets n_layer
 """
 
 
+def test_help_of_a_package_names_the_package(config):
+    Path("package").mkdir()
+    config(PROGRAM, "package/__main__.py")
+    command = [sys.executable, "-m", "package", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == HELP.replace("program.py", "python -m package")
+
+
 def test_as_a_program(config):
     config(PROGRAM, "program.py")
     config("compile = True\na_knob_with_quite_a_long_name = 'out/and_a_long_value'\n", "small.py")
