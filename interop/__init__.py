@@ -1,5 +1,4 @@
-"""The way to the rest of the world: models and tokenizers of Hugging Face, evaluation,
-conversations.
+"""Exchange with other software: models and tokenizers of Hugging Face, evaluation, conversations.
 
 Importing this package adds its reader of weights to READERS."""
 

@@ -12,7 +12,7 @@ from layers.ops import forbid_second_derivative, namespace_of, store_once, upcas
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-# Most logits of one chunk of tokens.
+# Upper limits on the logits of one chunk of tokens.
 LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
 # on a GPU, in entries: it is fastest with few chunks, while 32 bits can count a chunk's entries
 MAX_LOGITS = 2**31 - 1

@@ -108,7 +108,7 @@ class Trainer:
 
     model: Transformer  # its parameters are trained
     optimizer: Optimizer
-    scaler: torch.amp.GradScaler  # of the loss, for fp16
+    scaler: torch.amp.GradScaler  # scaler of the loss, for fp16
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     step_model: Callable | None = (

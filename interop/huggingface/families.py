@@ -18,7 +18,7 @@ class Family(NamedTuple):
     """One architecture, as rows of tables that are read in both directions."""
 
     architecture: str
-    prefix: str  # of all their tensors but the head's
+    prefix: str  # prefix of the names of all their tensors but the head's
     flags: dict[str, Any]  # GPTConfig fields with a fixed value
     sizes: dict[str, str]  # {our field: their key} of the fields that may have any value
     defaults: dict[str, Any]  # {their key: its value where config.json lacks it}

@@ -120,11 +120,11 @@ def as_wanted(weights: Tensors, wanted: Tensors, kind: str) -> Tensors:
     if extra:
         raise NotPlain(f"{kind} has no {extra[0]}")
     plain = {}
-    for name, like in wanted.items():
+    for name, target in wanted.items():
         if name not in weights and name.endswith("bias"):
-            plain[name] = torch.zeros(like.shape)
+            plain[name] = torch.zeros(target.shape)
         else:
-            plain[name] = weights[name].float().expand(like.shape).contiguous()
+            plain[name] = weights[name].float().expand(target.shape).contiguous()
     return plain
 
 

@@ -71,7 +71,7 @@ class NotText(ValueError):
 
 
 class InputFile(NamedTuple):
-    """A file of the input."""
+    """One input file."""
 
     name: str  # its path inside the folder that the user named
     path: Path

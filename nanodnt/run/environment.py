@@ -41,7 +41,7 @@ class Env:
     rank: int
     world_size: int
     device: torch.device
-    dtype: torch.dtype  # of the matrix multiplications
+    dtype: torch.dtype  # dtype of the matrix products
     distributed: bool
     timeout: timedelta | None = None  # how long a process waits for another before it gives up
     control: "dist.ProcessGroup | None" = (
@@ -345,7 +345,7 @@ class Stop:
         signal.set_wakeup_fd(self.previous_fd)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-        self.sent.close()  # which ends the thread
+        self.sent.close()  # this ends the thread
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number

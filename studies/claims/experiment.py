@@ -66,7 +66,7 @@ from studies.sweep.runner import (
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
 TUNING_SEEDS = (0, 5)
 SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # seeds of the reported numbers
-MOST_DOUBLINGS = 6  # of the grid's middle, up or down
+MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
 
 Losses = list[float | None]  # one for each seed, None where the run diverged
@@ -75,16 +75,17 @@ Losses = list[float | None]  # one for each seed, None where the run diverged
 @dataclass
 class ReproduceConfig:
     # --- what ---
-    claims: PathName = "studies/papers.py"  # the claims file: yours, or one of studies/
-    only: str = ""  # ids of claims, names of papers, separated by commas; empty = all
-    dry_run: bool = False  # print how many runs, steps and tokens it takes, and the commands known
-    #   now; train nothing
-    judge_only: bool = False  # run nothing: judge what is recorded
+    claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
+    only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
+    #   all
+    dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
+    #   train nothing
+    judge_only: bool = False  # run nothing: judge the recorded runs
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: PathName = "out/reproduce"  # folder of the runs
-    results: PathName = "docs/results"  # where NAME.md, and NAME/ with the record and figures, are
-    #   written
+    results: PathName = "docs/results"  # folder for NAME.md, and for NAME/ with the record and the
+    #   figures
 
 
 class MissingRun(Exception):
@@ -94,7 +95,7 @@ class MissingRun(Exception):
 class Tuned(NamedTuple):
     """An arm's settings, and the losses that chose them."""
 
-    lr: float | None  # None: the config's own
+    lr: float | None  # learning rate; None: the config's own
     files: str
     tried: dict[float, Losses] = {}  # {learning rate: losses of the tuning seeds}
     variants: dict[str, tuple[float, float]] = {}  # {further files or flags: (rate, mean loss)}
@@ -237,8 +238,8 @@ class Experiment:
             if arm.floor:
                 flags.setdefault("min_lr", lr * arm.floor)
         run = make_run(self.out, list(paths.values()), flags | {"seed": seed})
-        same = [other for other in self.study.arms.values() if other[:2] == arm[:2]]
-        if any(other.keep for other in same):
+        arms = [other for other in self.study.arms.values() if other[:2] == arm[:2]]
+        if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
         return run
