@@ -755,8 +755,8 @@ class Transformer(Network):
         raise NotImplementedError
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss () of a residual stream x; `forward` calls it with the targets, and what else
-        it needs."""
+        """The loss () of a residual stream x. `forward` passes the targets, and further arguments
+        if the loss of this network has any."""
         raise NotImplementedError
 
     @staticmethod

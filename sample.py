@@ -23,7 +23,7 @@ from nanodnt.run.errors import reports_errors
 from nanodnt.sampling import SamplingConfig
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # which can read weights of Hugging Face
+    import interop  # noqa: F401  # it adds the reader of Hugging Face weights
 
 
 @dataclass

@@ -4,7 +4,7 @@ Importing this package adds its reader of weights to READERS."""
 
 from typing import TYPE_CHECKING
 
-from nanodnt import READERS  # this import reports in one line what the machine lacks
+from nanodnt import READERS  # this import reports a missing package in one line
 
 if TYPE_CHECKING:  # scripts that prepare data import interop without torch
     from model import GPTConfig

@@ -5,7 +5,7 @@ Every command imports this first, so that a missing package or an old Python end
 
 import sys
 
-OLDEST = (3, 11)  # Python
+OLDEST = (3, 11)  # oldest Python that is supported
 
 # Functions that read other people's weights: `Reader`s of nanodnt/weights.py. interop/ adds its own
 # when it is imported; this list is here so that it can do so without torch.

@@ -1,2 +1,2 @@
-"""The surroundings of a training loop: device, processes, compilation, stopping, and the files of the
-run directory."""
+"""The surroundings of a training loop: device, processes, compilation, stopping, and the files of
+the run directory."""

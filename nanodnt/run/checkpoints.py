@@ -202,14 +202,14 @@ class Saver:
     def _copy_full(self, path: tuple, value: Any) -> Any:
         if not torch.is_tensor(value):
             return value
-        value = full_tensor(value.detach())  # all ranks call it
+        value = full_tensor(value.detach())  # all ranks must call this
         return self._copy_tensor(path, value) if self.is_main else None
 
     def _copy_tensor(self, path: Any, value: Tensor) -> Tensor:
         memory = self.memory.get(path)
         layout = value.shape, value.dtype, value.stride()
         if memory is None or (memory.shape, memory.dtype, memory.stride()) != layout:
-            # with the same strides, on which the bits of a product depend
+            # The copy keeps the strides: the bits of a product depend on them.
             memory = torch.empty_like(value, device="cpu")
             if value.is_cuda:
                 # copies to memory that is fresh and not pinned are many times slower

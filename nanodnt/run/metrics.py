@@ -40,7 +40,7 @@ class Clock:
 
 
 class Reading(NamedTuple):
-    """What a Meter has measured since its last reading."""
+    """The measurements of a Meter since its last reading."""
 
     row: dict[str, Any]  # fields of metrics.jsonl
     longest_streak: int  # most steps in a row that were skipped

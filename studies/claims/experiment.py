@@ -226,7 +226,7 @@ class Experiment:
         if files is None:
             files = arm.files
         paths = {}
-        flags = {}  # of a flag that is given twice the last value counts
+        flags = {}  # the last value of a flag counts
         for word in f"{self.study.bases[arm.base]} {files}".split():
             if "=" in word:
                 flag, value = word.removeprefix("--").split("=", 1)
@@ -284,7 +284,7 @@ class Experiment:
                 tried[k] = losses[i :: len(wanted)]
             best, more = choose_rate({k: mean_loss(losses) for k, losses in tried.items()})
             wanted = [more]
-        if best is None:  # at the end of the grid: one step inside its top, or its lowest
+        if best is None:  # the grid ends: take one step inside its top, or its lowest rate
             best = max(tried) - 1 if more > 0 else min(tried)
         by_rate = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(middle * 2.0**best, files, by_rate)

@@ -1,4 +1,4 @@
-"""What a sweep trains: every combination of config files, values of flags, and seeds."""
+"""The runs of a sweep: every combination of config files, values of flags, and seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def split_arguments(argv: list[str]) -> SweepArguments:
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
         if arg in ASKS or name in ours:
-            own.append(arg)  # configure() reads these, and says what is wrong with them
+            own.append(arg)  # configure() reads these, and reports mistakes in them
         elif not arg.startswith("-"):
             files.append(locate(arg))
         elif name in SET_HERE:
@@ -117,7 +117,7 @@ def split_arguments(argv: list[str]) -> SweepArguments:
         else:
             values = value.split(",")
             for text in values:
-                read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # says what is wrong
+                read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # reports a mistake
             lists[name] = values if equals else ["True"]  # a bool needs no value
     return SweepArguments(own, files, lists)
 
@@ -153,7 +153,7 @@ def list_points(
         all_flags = follow([*files, *chosen], flags, swept) | flags
         for i, seed in enumerate(config.list_seeds()):
             run = make_run(folder, [*files, *chosen], all_flags | {"seed": seed})
-            if i == 0:  # another seed changes nothing of what is checked
+            if i == 0:  # all seeds pass the same checks
                 check_trainable(run)
             points.append(Point(run, "+".join(chosen), swept_flags, seed))
     return points
