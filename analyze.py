@@ -1,12 +1,12 @@
-"""The papers' figures from runs, and runs compared.
+"""Draw the papers' figures from runs, and compare runs.
 
 python analyze.py out/dnt_small                    # figures that apply, in out/dnt_small/analysis
 python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # and report.md
 python analyze.py out/dnt_small/step_2000.pt --figures=gradients             # one checkpoint
 python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal
 
-The second compares runs side by side. The third takes an early checkpoint, as DNT's Fig. 1 does.
-The last draws LNS's Figs. 2 and 3 of a published model.
+The second command compares runs side by side. The third measures an early checkpoint, as DNT's
+Fig. 1 does. The last draws LNS's Figs. 2 and 3 for a published model.
 
 Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was
 measured. docs/analysis.md lists the figures; studies/analysis defines their numbers. They are

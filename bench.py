@@ -4,7 +4,7 @@ python bench.py config/dnt_small.py                              # tokens/s, ms,
 python bench.py config/dnt_small.py --against=nanogpt            # beside nanoGPT's step
 python bench.py config/dnt_small.py --vary=optimizer=adamw,msgdw,muon   # by any flag
 python bench.py config/dnt_small.py --profile                    # a trace, time by kind of kernel
-python bench.py config/gpt2_small.py --profile --only=nanogpt    # the same of nanoGPT's step
+python bench.py config/gpt2_small.py --profile --only=nanogpt    # the same for nanoGPT's step
 # any files, the first is the reference:
 python bench.py config/gpt2_small.py --vary=config/dnt/s1.py,config/dnt/s5.py
 
@@ -89,7 +89,7 @@ def measure(settings: dict[str, Setting]) -> dict[str, Any]:
     else:
         kinds = dict.fromkeys(settings, bench.only)
     gc.collect()
-    gc.freeze()  # as train.py does: the collector need not walk through what is alive now
+    gc.freeze()  # as in train.py: the collector need not walk through all live objects
     variants = []
     for name, own in settings.items():
         make = partial(make_variant, name, kinds[name], own)

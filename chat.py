@@ -1,9 +1,9 @@
-"""A conversation with a model that was fine-tuned on conversations.
+"""Talk with a model that was fine-tuned on conversations.
 
 python chat.py --out_dir=out/sft                           # talk; Ctrl-D ends it
 python chat.py --out_dir=out/sft --system="Be brief." < prompts.txt > answers.txt
 
-Each line of standard input is a prompt, and its answer is printed after it. The template is the one
+Each line of standard input is a prompt, and its answer is printed after it. The template is that
 of the data that the model was fine-tuned on.
 """
 
@@ -21,8 +21,9 @@ from nanodnt.sampling import SamplingConfig
 @dataclass
 class ChatConfig:
     # --- the conversation ---
-    template: str = ""  # chat, alpaca, chatml, plain; empty = the checkpoint's
-    system: str = ""  # a system message, which stands before the first prompt
+    template: str = ""  # template of the conversation: chat, alpaca, chatml, plain; empty = the
+    #   checkpoint's
+    system: str = ""  # system message, which stands before the first prompt
 
 
 @reports_errors

@@ -151,11 +151,11 @@ class Flag(NamedTuple):
     """A field of a dataclass, as a flag."""
 
     field: str  # name of the field
-    hint: Any  # its annotation
+    hint: Any  # annotation of the field
     range: Range | None
     default: Value
     section: str  # title of the last `# --- title ---` line above it
-    help: str  # comment beside it
+    help: str  # comment beside the field
 
 
 class Configured(NamedTuple):

@@ -1,11 +1,11 @@
-"""Trained models evaluated: on any text, on answers, and on the tasks of lm-evaluation-harness.
+"""Evaluate trained models on any text, on answers, and on the tasks of lm-evaluation-harness.
 
 Nats per token and bits per byte of a text file, or of a prepared dataset's validation split; nats
 per token of answers, and exact match:
     python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md
     python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext
     python evaluate.py --out_dir=out/sft --tasks=answers --input=faq.jsonl
-Tasks of the harness, which need `make install-eval` and a network; dyt15: those of the DyT paper:
+Tasks of the harness, which need `make install-eval` and a network; dyt15 are the DyT paper's 15:
     python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy
     python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15
 A model of Hugging Face; a run without each of its blocks, as in LNS's Fig. 3:

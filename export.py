@@ -1,4 +1,4 @@
-"""A trained model for `transformers`: safetensors, config.json, tokenizer files.
+"""Write a trained model for `transformers`: safetensors, config.json, tokenizer files.
 
 python export.py --out_dir=out/quickstart --to=exported/quickstart
 python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama
@@ -25,6 +25,7 @@ from nanodnt.weights import load_trained
 
 @dataclass
 class ExportConfig:
+    # --- what to export ---
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     to: PathName = ""  # the folder to write, which must not exist
@@ -33,8 +34,8 @@ class ExportConfig:
     #   nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # dtype of the weights in the
     #   files
-    compare: bool = True  # where transformers is installed: load the folder, and compare its logits
-    #   with the model's
+    compare: bool = True  # compare the logits of the folder with the model's, if transformers is
+    #   installed
 
 
 @reports_errors

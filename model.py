@@ -99,8 +99,8 @@ class GPTConfig:
     router_norm: bool = True  # divide the scores of a token's experts by their sum
     router_scale: float = 1.0  # factor on the weights of a token's experts
     balance: Literal["loss", "bias", "none"] = "loss"
-    #   how the load is kept even: by a loss, by biases on the choice that rise for experts with
-    #   little load, or not at all
+    #   balancing of the experts' load. loss: a loss on uneven load; bias: biases on the choice,
+    #   which rise for experts with little load; none: no balancing
     # --- images (vision.py): a ViT, with patches in place of tokens, without the causal mask ---
     patch_size: int = 0  # side of a patch in pixels; 0 = text, a GPT
     image_size: int = 0  # side of an image in pixels; 0 = the dataset's
@@ -141,8 +141,8 @@ class GPTConfig:
     #   norm=dyt, but not on images
     # --- constants and learned scales on branch and stream ---
     lns: Literal["off", "norm", "branch", "residual", "input"] = "off"
-    #   LNS: factor 1/ℓ^lns_power on the output (norm, the paper's) or input (input) of pre norms,
-    #   on branch outputs (branch), or on the residual sum (residual)
+    #   LNS: place of the factor 1/ℓ^lns_power. norm: the output of pre norms (the paper's); input:
+    #   their input; branch: branch outputs; residual: the residual sum
     lns_power: float = 0.5  # exponent of the block number ℓ, which counts from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches with LNS's factor
     lns_learn: bool = False
@@ -152,7 +152,7 @@ class GPTConfig:
     admin: bool = False
     #   stream × a learned vector before each post norm, set by a profiling forward at the start
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"
-    #   learned vector, or scalar, on the branch output
+    #   learned factor on the branch output. layerscale: a vector; skipinit: a scalar
     branch_scale_init: float | None = None
     #   initial value of branch_scale; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
     fixup: bool = False
@@ -161,27 +161,28 @@ class GPTConfig:
     #   σReparam: the matrices of the blocks are γ W/σ(W), γ learned (our choice: no other matrices)
     # --- scale vectors (HG, DP, DNP, OR, ER are from others' notes: we have the paper in part) ---
     gain: Literal["shared", "none", "branch"] = "shared"
-    #   gains: one for each norm, none, or one for each of q, k, v, gate and up (HG)
+    #   gains of the norms. shared: one for each norm; none: none at all; branch: one for each of q,
+    #   k, v, gate and up (HG)
     gain_out: Literal["none", "scale", "norm"] = "none"
-    #   after q, k, v, gate and up: a scale vector (DP), or an RMSNorm with one (DNP); over each
-    #   head of q and k, and over all of v, gate and up (our choice, not published)
+    #   slot after q, k, v, gate and up. scale: a scale vector (DP); norm: an RMSNorm with a gain
+    #   (DNP), over each head of q and k, and over all of v, gate and up (our choice, not published)
     gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"
-    #   gains are stored as γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER), both formulas ours; whether
-    #   ER exponentiates the direction too is not published
+    #   form of the gains. direct: γ; magdir: β·α/rms(α) (OR); expmagdir: exp(b)·α/rms(α) (ER). The
+    #   formulas of OR and ER are ours; whether ER exponentiates the direction too is not published
     # --- initialisation ---
     init: Literal["normal", "xavier", "xavier_cut"] = "normal"
-    #   distribution of matrices: N(0, init_std²), Xavier normal, or Xavier normal cut off at 2σ;
-    #   embeddings and head: normal. DNT says "Xavier": the normal form, with q, k and v apart, is
-    #   our choice
+    #   distribution of the matrices. normal: N(0, init_std²); xavier: Xavier normal; xavier_cut:
+    #   the same, cut off at 2σ. Embeddings and head: always normal. DNT says "Xavier": the normal
+    #   form, with q, k and v apart, is our choice
     init_std: float = 0.02  # standard deviation with init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"
-    #   factor on the std of a branch's last matrix (o, down): 1/√(2L), 1, or 1/√(2ℓ). LNS says
-    #   1/√(2L) for W0 and W2 of the FFN, and 1/√(2ℓ) for "weight matrices"; o and down are our
-    #   choice
+    #   factor on the std of a branch's last matrix (o, down). gpt2: 1/√(2L); plain: 1; depth:
+    #   1/√(2ℓ). LNS says 1/√(2L) for W0 and W2 of the FFN, and 1/√(2ℓ) for "weight matrices"; o and
+    #   down are our choice
     # --- a model larger than the tuned one (layers/scaling.py) ---
     parametrization: Literal["standard", "mup", "depth_mup", "completep"] = "standard"
-    #   how initial weights, LRs and multipliers follow the size: mup (μP) follows the width,
-    #   depth_mup and completep (α = ½, 1) the depth too
+    #   sizes that initial weights, learning rates and multipliers follow. standard: none; mup (μP):
+    #   the width; depth_mup (α = ½) and completep (α = 1): width and depth
     base_n_embd: int = 0  # width of the tuned model; 0 = n_embd
     base_n_layer: int = 0  # blocks of the tuned model, for depth_mup and completep; 0 = n_layer
     base_head_size: int = 0  # channels of a head of the tuned model; 0 = the same as here
@@ -492,7 +493,7 @@ def projection(
     """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of block `layer`, from 1.
 
     `n_expert`: number of experts in a stack of matrices; 0: a single matrix. `n_shared`: number of
-    shared experts, which are one FFN that is as many times as wide.
+    shared experts; they form one FFN, `n_shared` times as wide.
     """
     size = matrix_size(config, part, n_shared)
     pre, out = matrix_slots(config, layer, part, size.n_out)
@@ -594,7 +595,7 @@ class MLP(nn.Module):
             return False
         if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False
-        from layers.ffn import ALIGNED, DTYPES  # not at the top: most runs do without
+        from layers.ffn import ALIGNED, DTYPES  # imported here: few runs need it
 
         is_aligned = all(n % ALIGNED == 0 for n in up.weight.shape)
         many_rows = not has_one_row(u, up.weight)
@@ -619,7 +620,7 @@ class MLP(nn.Module):
 
 def mixture(config: GPTConfig, layer: int) -> nn.Module:
     """An FFN of experts behind a router, for block `layer`."""
-    from layers.moe import MoE, Router  # not at the top: most networks have none
+    from layers.moe import MoE, Router  # imported here: few networks have experts
 
     router = Router(
         config.n_embd,
@@ -684,7 +685,8 @@ class Block(nn.Module):
 
 
 class Transformer(Network):
-    """What a language model and a ViT share: all from the embedding sum to the final norm.
+    """Base class of the language model and the ViT: everything from the embedding sum to the final
+    norm.
 
     A network of another kind overrides the methods that raise NotImplementedError. Its constructor
     takes (config, seed), sets `wpe` (position table) and `head` (output head), both perhaps None,
@@ -753,8 +755,8 @@ class Transformer(Network):
         raise NotImplementedError
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss () of a residual stream x; `forward` calls it with the targets, and what else
-        it needs."""
+        """The loss () of a residual stream x. `forward` passes the targets, and further arguments
+        if the loss of this network has any."""
         raise NotImplementedError
 
     @staticmethod

@@ -6,11 +6,11 @@ python reproduce.py --claims=my_claims.py --dry_run  # yours: the number of runs
 python reproduce.py --only=lns-loss,DyT              # some claims, or those of a paper
 python reproduce.py --judge_only                     # no run: judge the committed record
 
-docs/claims.md shows how to write a claims file. Kill it at any time and start it again: finished
-runs stay, and an unfinished one goes on from its last checkpoint. Learning rates are tuned with two
-seeds, and the number of seeds is chosen from their spread; numbers are reported with other seeds.
-The measures go to docs/results/NAME/record.json, where NAME is that of the claims file; the page
-docs/results/NAME.md and its figure are derived from this record alone.
+docs/claims.md shows how to write a claims file. Kill the command at any time and start it again:
+finished runs stay, and an unfinished run goes on from its last checkpoint. Two seeds tune the
+learning rates, and their spread gives the number of seeds; other seeds give the reported numbers.
+The measures of NAME.py go to docs/results/NAME/record.json; the page docs/results/NAME.md and its
+figure are derived from this record alone.
 """
 
 import sys

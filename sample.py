@@ -1,4 +1,4 @@
-"""Text from a checkpoint.
+"""Sample text from a checkpoint.
 
 python sample.py --out_dir=out/dnt_small --start="The"
 python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --top_p=0.95
@@ -23,7 +23,7 @@ from nanodnt.run.errors import reports_errors
 from nanodnt.sampling import SamplingConfig
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # which can read weights of Hugging Face
+    import interop  # noqa: F401  # it adds the reader of Hugging Face weights
 
 
 @dataclass
@@ -31,7 +31,7 @@ class SampleConfig:
     # --- the text ---
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = the text of this file
     start_file: PathName = ""  # a file with the prompt; - = standard input
-    num_samples: int = 5  # samples, drawn in one batch
+    num_samples: int = 5  # number of samples, drawn in one batch
 
     def check(self) -> None:
         """Raise ValueError for a value out of its range, and for two prompts."""

@@ -8,12 +8,12 @@ python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4 --print=True > com
 python sweep.py config/transfer.py --n_embd=64,128 --learning_rate=2e-3,8e-3 --for=config/dnt_xl.py
 python sweep.py config/transfer.py --n_embd=64,128 --parametrization=standard,mup --coordinates=8
 
-A flag of train.py may have several values, separated by commas. min_lr is a tenth of a
-learning_rate that is given, unless you give it too. Kill it at any time and start it again:
-finished runs stay, and an unfinished one goes on from its last checkpoint. A run that fails is
-reported, and the others go on. The folder --out gets sweep.json with every result, sweep.md with a
-table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png; over
-sizes also transfer.md, and with --coordinates, which takes seconds, only coordinates.md.
+A flag of train.py may have several values, separated by commas. If you give learning_rate but not
+min_lr, min_lr is a tenth of it. Kill the sweep at any time and start it again: finished runs stay,
+and an unfinished run goes on from its last checkpoint. A run that fails is reported, and the others
+go on. The folder --out gets sweep.json with every result, sweep.md with a table (each curve's best,
+its spread over the seeds, the runs that diverged), and sweep.png. A sweep over sizes also writes
+transfer.md. With --coordinates, which takes seconds, only coordinates.md is written.
 """
 
 import sys

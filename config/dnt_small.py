@@ -11,7 +11,7 @@ cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4, decay 0.1, betas 0.9
 1.0, decay 1e-4, momentum 0.9. These files do not set LR and decay, because these values are the
 defaults of the two optimizers. Warm-up: the paper's text says 2000 steps (App. C), its Table 5 says
 0 for mSGDW; we take 2000 for both [I]. Initial weights: "Xavier" (Table 5); config/init/xavier.py
-says what of it is ours. The GELU is GPT-2's, the tanh form [I]; nanoGPT's is exact: --mlp=gelu_erf.
+lists our choices. The GELU is GPT-2's, the tanh form [I]; nanoGPT's is exact: --mlp=gelu_erf.
 Validation loss in the paper: AdamW 2.863, mSGDW 2.849 (GPT-2: 2.867 and 2.906).
 """
 

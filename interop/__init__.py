@@ -1,11 +1,10 @@
-"""The way to the rest of the world: models and tokenizers of Hugging Face, evaluation,
-conversations.
+"""Exchange with other software: models and tokenizers of Hugging Face, evaluation, conversations.
 
 Importing this package adds its reader of weights to READERS."""
 
 from typing import TYPE_CHECKING
 
-from nanodnt import READERS  # this import reports in one line what the machine lacks
+from nanodnt import READERS  # this import reports a missing package in one line
 
 if TYPE_CHECKING:  # scripts that prepare data import interop without torch
     from model import GPTConfig

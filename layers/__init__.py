@@ -1,1 +1,1 @@
-"""What a network is made of. Nothing in here knows what a block or a GPT is."""
+"""The parts of a network. No file here imports model.py."""

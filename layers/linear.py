@@ -55,7 +55,7 @@ def recomputed(compute: Callable, weight: Tensor, dtype: torch.dtype, *args: Any
     """compute(*args), a scaled weight for a product in `dtype`, made from `weight`.
 
     Compiled code computes it again in the backward pass if the weight has this half-precision
-    dtype, as FSDP gathers it. To keep it would undo that FSDP frees weights.
+    dtype, as FSDP gathers it. Keeping it would hold the memory that FSDP frees.
     """
     if (
         weight.dtype == dtype != torch.float32

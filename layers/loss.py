@@ -12,7 +12,7 @@ from layers.ops import forbid_second_derivative, namespace_of, store_once, upcas
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-# Most logits of one chunk of tokens.
+# Upper limits on the logits of one chunk of tokens.
 LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
 # on a GPU, in entries: it is fastest with few chunks, while 32 bits can count a chunk's entries
 MAX_LOGITS = 2**31 - 1
@@ -64,7 +64,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if with_grad:
                 dx.append(grad @ w)
                 dw = add_weight_gradient(dw, grad, x_chunk)
-            del grad  # before the next chunk's is made
+            del grad  # frees it before the next chunk
         if with_grad:
             ctx.save_for_backward(torch.cat(dx), dw)
         return total
@@ -97,9 +97,9 @@ def cross_entropy(
     counts = (targets != -1)[:, None]
     index = targets.clamp(min=0)[:, None]
     logits[:, vocab_size:].fill_(-math.inf)
-    # inductor finds maximum and sum in one pass: the form of these lines is what it looks for
+    # Inductor recognises the form of these lines, and finds maximum and sum in one pass.
     logits.sub_(logits.amax(-1, keepdim=True))
-    at_target = store_once(logits.gather(-1, index))  # in the same kernel
+    at_target = store_once(logits.gather(-1, index))  # computed in the same kernel
     exps = logits.exp_()
     sums = exps.sum(-1, keepdim=True)
     losses = (sums.log() - at_target) * counts
@@ -128,7 +128,7 @@ if not hasattr(OPERATORS, "cross_entropy"):
 
     @_operator.register_kernel("cuda")
     def _(logits: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-        # by its name: an exported folder carries this file, and no Triton code
+        # imported by name: an exported folder carries this file, and no Triton code
         kernel = import_module("layers.kernels.cross_entropy")
         return kernel.cross_entropy(logits, targets, vocab_size)
 

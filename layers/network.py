@@ -17,7 +17,7 @@ CUT = 2.0  # standard deviations at which init=xavier_cut truncates
 
 
 class Network(nn.Module):
-    """A model as optimizers and the training step see it.
+    """Base class of a model, with the methods that optimizers and the training step call.
 
     A module with parameters has `param_roles`, {name of its parameter: role}. `config` is a
     GPTConfig.

@@ -60,7 +60,7 @@ if not hasattr(OPERATORS, "store_once"):
 
     @torch.library.custom_op(f"{NAMESPACE}::store_once", mutates_args=())
     def _operator(x: Tensor) -> Tensor:
-        return x.clone()  # only for compilers other than inductor
+        return x.clone()  # used by compilers other than inductor
 
     @_operator.register_fake
     def _(x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""The machinery: everything of a training run that is not the network.
+"""Everything in a training run except the network.
 
-Every command imports this before what could fail in a way that says less.
+Every command imports this first, so that a missing package or an old Python ends it with one line.
 """
 
 import sys
 
-OLDEST = (3, 11)  # Python
+OLDEST = (3, 11)  # oldest Python that is supported
 
 # Functions that read other people's weights: `Reader`s of nanodnt/weights.py. interop/ adds its own
 # when it is imported; this list is here so that it can do so without torch.
@@ -14,17 +14,17 @@ READERS = []
 
 def require(package: str) -> None:
     """End the program, with what to do, if this Python does not have `package`."""
-    # an old Python has none, and is named first
+    # imported here: an old Python lacks it, and is reported first
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         version(package)
     except PackageNotFoundError:
-        how = "run `make install`, then `. .venv/bin/activate`"
-        sys.exit(f"error: {package} is not installed for {sys.executable}: {how}")
+        advice = "run `make install`, then `. .venv/bin/activate`"
+        sys.exit(f"error: {package} is not installed for {sys.executable}: {advice}")
 
 
-if sys.platform == "win32":  # which lacks fcntl, and signals
+if sys.platform == "win32":  # Windows lacks fcntl, and signals
     systems = "nanoDNT runs on Linux and macOS; on Windows use WSL2"
     fix = "`wsl --install`, then clone and start it in the Linux that this gives you"
     sys.exit(f"error: {systems}: {fix}")

@@ -21,10 +21,10 @@ from nanodnt.tasks import Task
 
 
 class StepResult(NamedTuple):
-    """What a training step returns: tensors on the device, which the host has not waited for."""
+    """The results of a training step: tensors on the device. The host has not waited for them."""
 
     loss: Tensor  # (), nats; its mean over the processes is the loss of the step
-    grad_norm: Tensor  # (), before clipping
+    grad_norm: Tensor  # (), norm of the gradient before clipping
     found_inf: Tensor  # (), bool: the gradient was not finite, and the step changed nothing
 
 
@@ -108,7 +108,7 @@ class Trainer:
 
     model: Transformer  # its parameters are trained
     optimizer: Optimizer
-    scaler: torch.amp.GradScaler  # of the loss, for fp16
+    scaler: torch.amp.GradScaler  # scaler of the loss, for fp16
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     step_model: Callable | None = (

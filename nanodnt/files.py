@@ -126,7 +126,7 @@ def reason_of(error: BaseException) -> str:
 def make_printable(text: str) -> str:
     """`text` with "?" for line breaks, other control characters, and bytes of a file name that are
     no text."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,18 +16,18 @@ class SamplingConfig:
     # --- the model ---
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
-    init_from: PathName = ""  # instead of a run's checkpoint: a folder of Hugging Face,
+    init_from: PathName = ""  # weights of Hugging Face instead of a run's checkpoint: a folder,
     #   OWNER/MODEL, gpt2, …
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix
-    #   multiplications
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the matrix
+    #   products
     # --- how tokens are drawn ---
-    max_new_tokens: int = 500  # longest continuation, or answer, in tokens; end of text ends it
-    #   earlier
-    temperature: float = 0.8  # divides the logits; 0 = always the most likely token
+    max_new_tokens: int = 500  # most tokens of a continuation or an answer; it ends earlier at end
+    #   of text
+    temperature: float = 0.8  # divisor of the logits; 0 = always the most likely token
     top_k: int = 200  # only the k most likely tokens; 0 = off
     top_p: float = 1.0  # only the most likely tokens that together reach this probability; 1 = off
-    seed: int = 1337  # of the random draws
+    seed: int = 1337  # seed of the random draws
 
     def check(self) -> None:
         """Raise ValueError for a value out of its range."""

@@ -22,7 +22,7 @@ def run(main: Callable[[], None]) -> None:
     code = None
     try:
         main()
-    except SystemExit as e:  # of --help, or a mistake in the flags
+    except SystemExit as e:  # from --help, or from a mistake in the flags
         code = e.code
     except KeyboardInterrupt:
         print("stopped: run the same command again", file=sys.stderr)

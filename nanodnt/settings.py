@@ -45,8 +45,8 @@ class TrainConfig:
     batch_size: Annotated[int, Range(ge=1, le=MAX_BATCH)] = 480  # sequences, or images, per
     #   optimizer step, over all devices
     micro_batch_size: NonNegativeInt = 0  # sequences that one device processes at a time; 0 = on a
-    #   GPU the largest divisor of its share that fits into memory by the count of --plan; on a CPU,
-    #   and in bench.py, the largest up to 16
+    #   GPU the largest divisor of its share of the batch that fits into memory, as `--plan` counts
+    #   it; on a CPU, and in bench.py, the largest divisor up to 16
     # --- images ---
     label_smoothing: Fraction = 0.0  # share of each training target that is spread over all classes
     crop_area: Annotated[float, Range(gt=0, le=1)] = 1.0  # train on random crops of at least this
@@ -67,8 +67,8 @@ class TrainConfig:
     #   one per core
     # --- optimizer ---
     optimizer: str = "adamw"  # adamw; adam_mini; msgdw: momentum SGD with decoupled decay (DNT's
-    #   mSGDW); muon: Muon for the matrices of the blocks but routers, AdamW for all else; or
-    #   MODULE:CLASS, any torch.optim.Optimizer, as in torch.optim:RMSprop
+    #   mSGDW); muon: Muon for the matrices of the blocks except routers, AdamW for all other
+    #   parameters; or MODULE:CLASS, any torch.optim.Optimizer, as in torch.optim:RMSprop
     optimizer_args: str = ""  # keyword arguments of MODULE:CLASS, plain values, as in
     #   betas=(0.9,0.95),eps=1e-8
     learning_rate: NonNegativeFloat | None = None  # peak learning rate; None = the optimizer's own
@@ -82,9 +82,9 @@ class TrainConfig:
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight
     #   decay. input: those followed by a linear map (pre norms and those of input_gains; IWD);
     #   output: the others
-    input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # gains that count as input where the paper
-    #   leaves it open: after v, after SwiGLU's up (gain_out), of the final norm; several in this
-    #   order, as in v,final
+    input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # gains that count as input gains, among
+    #   those that the paper does not classify. v, up: the gains after v and after SwiGLU's up
+    #   (gain_out); final: that of the final norm; several in this order, as in v,final
     decay_scalars: bool = False  # apply weight decay to learned scalars (as DyT's LLaMA code does)
     #   and biases
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's
@@ -138,23 +138,23 @@ class TrainConfig:
     lr_ratio_router: NonNegativeFloat | None = None  # ratio of the routers of experts; None = 1
     lr_ratio_patch: NonNegativeFloat | None = None  # ratio of the matrix that embeds image patches;
     #   None = 1
-    blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios apply from the first step,
-    #   as in the authors' code, or from the end of warm-up, as in the paper (A.2)
-    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, as in the
-    #   authors' code, or each to ratio · min_lr
+    blockwise_start: Literal["start", "warmup_end"] = "start"  # start of the ratios. start: the
+    #   first step, as in the authors' code; warmup_end: the end of warm-up, as in the paper (A.2)
+    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # end of the decay. shared:
+    #   min_lr for all, as in the authors' code; proportional: ratio · min_lr
     blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: learning rate times weight
     #   decay grows with the ratio; unscaled: weight_decay is divided by the ratio (exact while the
     #   rate is ratio times the base, so not near a shared min_lr)
     # --- evaluation, logging, checkpoints ---
     eval_interval: PositiveInt = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: NonNegativeInt = 1_000_000  # validation tokens per evaluation, always the same
-    #   ones; 0 = all. For images: patches and class tokens
+    #   ones; 0 = all. An image has its patches, and a class token, as tokens
     eval_only: bool = False  # evaluate once and exit
     target_val_loss: NonNegativeFloat = 0.0  # end the run at the first evaluation with a loss of at
     #   most this; 0 = never
-    sample_interval: NonNegativeInt = 0  # steps between short texts that the model writes,
-    #   greedily, after sample_start; 0 = never
-    sample_start: str = ""  # prompt of these texts; empty = a new document
+    sample_interval: NonNegativeInt = 0  # steps between samples, which continue sample_start with
+    #   the most likely tokens; 0 = never
+    sample_start: str = ""  # prompt of these samples; empty = a new document
     log_interval: PositiveInt = 10  # steps between rows of metrics.jsonl; each evaluation has a row
     #   too
     track_interval: NonNegativeInt = 100  # steps between rows that also log residual stream,
@@ -178,8 +178,8 @@ class TrainConfig:
     wandb_tags: str = ""  # tags of the run in Weights & Biases, with commas between
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    must_fit: bool = True  # refuse to start where `--plan` counts more than the GPUs' memory; False
-    #   = try it
+    must_fit: bool = True  # refuse to start if the run needs more than the GPUs' memory by the
+    #   count of `--plan`; False = start anyway
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun. ddp: every device
     #   holds the whole model; fsdp (FSDP2): weights, gradients and optimizer state are sharded;
     #   auto: ddp, or fsdp if under ddp no useful micro batch fits into a GPU by the count of --plan
@@ -193,9 +193,9 @@ class TrainConfig:
     #   rounds each sum; auto: bfloat16 on a GPU with dtype=bfloat16. docs/results/speed.md compares
     #   the losses
     compile: Literal["auto", True, False, "blocks"] = "auto"  # torch.compile. True: one graph of
-    #   the whole model (under FSDP one of each block); blocks: one of each block. auto: on a GPU,
-    #   and on a CPU for runs of minutes; of each block from 36 layers on, and under DDP where that
-    #   costs a step less
+    #   the whole model (under FSDP one for each block); blocks: one for each block; auto: compile
+    #   on a GPU, and on a CPU if the run takes minutes; as blocks from 36 layers on, and under DDP
+    #   where blocks make the step faster
     kernels: Literal["auto", "off", "all"] = "auto"  # faster kernels for compiled code on NVIDIA
     #   GPUs of compute capability 8.0 or more, each tried at the start. auto: our own for the
     #   softmax of the loss, and one product for q, k and v; all: also FFNs with the activation
@@ -203,8 +203,8 @@ class TrainConfig:
     activation_checkpointing: bool = False  # keep only the residual stream between blocks, and
     #   compute the rest again in the backward pass: far less memory for about a third more work
     loss_chunks: NonNegativeInt = 0  # number of chunks of tokens in which a micro batch's loss is
-    #   computed, to bound the memory of the logits; 0 = as many as keep a chunk's logits to 1 GiB,
-    #   and on a GPU to 2³¹ − 1 entries
+    #   computed, to bound the memory of the logits; 0 = the fewest with at most 1 GiB of logits
+    #   each, on a GPU with at most 2³¹ − 1 logits each
     peak_flops: NonNegativeFloat = 0.0  # peak FLOP/s of one device, for MFU; 0 = by device name, or
     #   no MFU if the device is unknown
     timeout_s: PositiveInt = 1800  # seconds after which a process that waits for another gives up

@@ -78,9 +78,9 @@ class Trained:
 
     model: GPT  # on the CPU, in eval mode, in fp32
     tokenizer: "Tokenizer"
-    meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and other keys of its kind
+    meta: dict  # meta of the tokenizer: tokenizer, vocab_size, eot and other keys of its kind
     source: str  # a checkpoint's path, or a folder or name of Hugging Face
-    step: int  # optimizer steps it has made; 0 = unknown
+    step: int  # optimizer steps made; 0 = unknown
     doc_mask: bool = False  # whether documents were kept apart in training; False = unknown
 
 
@@ -121,7 +121,7 @@ class Pretrained(NamedTuple):
 
     config: GPTConfig
     weights: dict[str, Tensor]  # a state dict, in the precision of the files
-    meta: dict | None  # of the tokenizer; None if the source has none
+    meta: dict | None  # meta of the tokenizer; None if the source has none
 
 
 # A function in READERS. It takes (source, model_config) and returns None if it does not know the
@@ -188,7 +188,7 @@ def profile_admin(model: Transformer, *inputs: Tensor) -> None:
     if not model.config.admin:
         return
     omega = 1.0
-    variance = 0.0  # of the stream after the skip connection
+    variance = 0.0  # variance of the stream after the skip connection
 
     def set_omega(skip: nn.Module, args: tuple) -> None:
         nonlocal variance

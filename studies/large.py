@@ -40,7 +40,7 @@ def own(
         arms[name] = papers.arms[name]._replace(base="own", files=words, floor=0)
     claims = []
     for claim in papers.claims:
-        if claim.id not in ("dnt-own", "blockwise-own"):  # they are about tuned rates
+        if claim.id not in ("dnt-own", "blockwise-own"):  # these two claims are about tuned rates
             claims.append(at_own_size(claim, published))
     return papers._replace(
         title=title, bases={"own": ""}, arms=arms, claims=claims, tuned=False, note=""

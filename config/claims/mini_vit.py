@@ -4,7 +4,7 @@
     python train.py config/claims/mini_vit.py config/dnt/s5.py --out_dir=out/mini_vdnt
 
 0.3M parameters on scikit-learn's handwritten digits, 1,437 images of 8 × 8 pixels: the model of
-config/vdnt/digits.py with plain RMSNorm before each sub-layer, for layouts to be put upon. Clipping
+config/vdnt/digits.py with plain RMSNorm before each sub-layer, as the base of layouts. Clipping
 is off as in DNT's vision models (Table 4). 18 passes over the images take half a minute of one
 core. Float32 and not compiled, which is faster at this size.
 """

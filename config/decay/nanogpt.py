@@ -8,9 +8,10 @@ of any size.
     python train.py config/quickstart.py config/decay/nanogpt.py --out_dir=out/quick_decay_nanogpt
 
 timm and ConvNeXt do the same, but a ViT's positions and class token do not decay there
-(decay_emb=False). The DNT paper builds on nanoGPT and timm and does not say what decays: we assume
-this rule [I]. It is the default here. The files in config/decay/ say what decays; how much is the
-optimizer's default, so put them after the optimizer's file.
+(decay_emb=False). The DNT paper builds on nanoGPT and timm and does not name the parameters that
+decay: we assume this rule [I]. It is the default here. The files in config/decay/ choose the
+parameters that decay; the strength is the optimizer's default, so put them after the optimizer's
+file.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

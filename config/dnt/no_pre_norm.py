@@ -10,10 +10,10 @@ after any config.
 
 The second command is the paper's stress run: Adam (AdamW without decay [I]), LR 0.3, no warm-up.
 There this model begins to collapse at about step 4K. The paper ranks the norms: QK, then pre and
-mid, then input norm; on V-DNT with AdamW it saw the like. It says that it starts from S5, but lists
-two pre norms and removes both, and S5 has one: we start from S4 (config/dnt/s4.py) [I]. Size,
-betas, clipping, schedule and steps are not in the text [U], which mentions steps up to 30K: here
-they are those of config/dnt_small.py [I].
+mid, then input norm; V-DNT with AdamW gives a similar ranking. The text says that it starts from
+S5, but lists two pre norms and removes both, and S5 has one: we start from S4 (config/dnt/s4.py)
+[I]. Size, betas, clipping, schedule and steps are not in the text [U], which mentions steps up to
+30K: here they are those of config/dnt_small.py [I].
 """
 
 base = "s4.py"

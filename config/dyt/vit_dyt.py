@@ -8,7 +8,7 @@ Pre-LN config of images.
     python train.py config/vdnt/digits.py config/dnt/s1.py config/dyt/vit_dyt.py \
         --out_dir=out/digits_dyt
 
-α₀ is 0.5 for all that is no language model (sec. 7.1), β is in the definition (Eq. 2), and the
+α₀ is 0.5 for all models but LLMs (sec. 7.1), β is in the definition (Eq. 2), and the
 scalar on the embedding is for language models only (App. A). Top-1 (Table 1): ViT-B 82.5, ViT-L
 83.6 (LayerNorm 82.3 and 83.1). α₀ = 1 gives ViT-B 82.6 (Table 14), but ViT-L diverges above 0.6
 (Fig. 9). Other functions, and without α (Tables 8 and 9): identity.py, hardtanh.py, sigmoid.py and

@@ -29,6 +29,6 @@ n_head = 16
 n_embd = 1024
 n_expert = 8
 n_expert_active = 2
-n_ff = 1472  # of one expert
+n_ff = 1472  # width of one expert
 learning_rate = 8e-4
 max_iters = 48_000  # 23.6B tokens

@@ -26,7 +26,7 @@ init_std = 0.02 * (768 / n_embd) ** 0.5  # 0.02 belongs to width 768: docs/resul
 
 n_expert = 8
 n_expert_active = 2
-n_ff = 128  # of one expert
+n_ff = 128  # width of one expert
 
 batch_size = 8
 max_iters = 400

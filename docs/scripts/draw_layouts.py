@@ -37,7 +37,7 @@ FAMILIES = {
     "scale_vectors": "none; shared; OR; ER; HG; DP; DNP; unified",
 }
 FURTHER = {"scale_vectors": ["mlp=swiglu"]}  # flags of all panels
-BOXES = {  # what is in a box: its colour, and the words of the key
+BOXES = {  # {content of a box: its colour, and the words of the key}
     "norm": ("#cfe0f4", "norm; /n: in n groups"),
     "gain": ("#fbe0bd", "learned: γ vector, s scalar, b bias; (a): a at first"),
     "const": ("#d3ead0", "constant"),

@@ -1,2 +1,2 @@
-"""Trained models evaluated (`evaluate.py`): any text, the tasks of lm-evaluation-harness, runs side
-by side."""
+"""Evaluation of trained models (`evaluate.py`) on any text, and on the tasks of
+lm-evaluation-harness; tables of several runs."""

@@ -46,7 +46,7 @@ def find_tasks(names: list[str], folder: str) -> TaskManager:
         raise ValueError(f"there is no folder {folder}: task_folder holds YAML files of tasks")
     manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
     if manager is None or not set(names) <= set(manager.all_tasks):
-        manager = TaskManager(include_path=folder or None)  # which reads the harness's 14,000 files
+        manager = TaskManager(include_path=folder or None)  # reads the harness's 14,000 files
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(

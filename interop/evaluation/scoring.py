@@ -37,10 +37,10 @@ class Example(NamedTuple):
 class Source(NamedTuple):
     """A text, or conversations, ready to be scored by one model."""
 
-    task: str  # with the name of the input: "text README.md", "answers faq.jsonl"
+    task: str  # the task and the name of its input: "text README.md", "answers faq.jsonl"
     examples: list[Example]  # windows of a text, or conversations
-    settings: dict[str, Any]  # for evaluation.json; sha256 is that of the file, or of a dataset's
-    #   val.bin
+    settings: dict[str, Any]  # settings for evaluation.json; sha256 is that of the file, or of a
+    #   dataset's val.bin
     n_bytes: int = 0  # size of a text in UTF-8
     eot: int | None = None  # the token that ends an answer; None for a text
 

@@ -31,36 +31,37 @@ class EvaluateConfig:
     out_dir: str = "out/quickstart"  # a run directory, or several with commas between, which are
     #   shown side by side
     checkpoint: PathName = "best.pt"  # a checkpoint in each: best.pt, last.pt, prev.pt
-    init_from: PathName = ""  # instead of a run: a folder or a name of Hugging Face; out_dir is
-    #   then the folder for results
-    tasks: str = ""  # text, answers, tasks of lm-evaluation-harness, dyt15 (the DyT paper's 15),
-    #   commonsense8 (the LNS paper's 8 after fine-tuning), with commas between; empty = evaluate
-    #   nothing, show earlier results
+    init_from: PathName = ""  # a model of Hugging Face instead of a run: a folder, OWNER/MODEL,
+    #   gpt2, …; out_dir is then the folder for results
+    tasks: str = ""  # tasks, with commas between: text, answers, tasks of lm-evaluation-harness,
+    #   dyt15 (the DyT paper's 15), commonsense8 (the LNS paper's 8 after fine-tuning); empty =
+    #   evaluate nothing, show earlier results
     without_block: str = ""  # evaluate the model without this block, counted from 1; all = without
     #   each block, one after another
     # --- the tasks text and answers ---
-    input: str = ""  # text: a text file (UTF-8), or a prepared dataset, by name or folder: its
-    #   validation windows are read. answers: a prepared dataset of examples, whose validation split
-    #   is read; a file of records (.jsonl, .json or .parquet, as for
+    input: str = ""  # text: a text file (UTF-8), or a prepared dataset, by name or folder, of which
+    #   the validation windows are read. answers: a prepared dataset of examples, of which the
+    #   validation split is read; a file of records (.jsonl, .json or .parquet, as for
     #   data/sft/prepare.py); or a folder of such files
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window
     #   before; 0 = none
     max_answer_tokens: int = 32  # answers: exact_match counts answers of up to this many tokens,
     #   with end of text; 0 = all
-    template: str = ""  # answers: template that makes text of records: chat, alpaca, chatml, plain;
-    #   empty = the run's own
+    template: str = ""  # answers: template that turns records into text: chat, alpaca, chatml,
+    #   plain; empty = the run's own
     # --- tasks of lm-evaluation-harness ---
-    num_fewshot: int | None = None  # examples in the prompt; None = each task's number, mostly 0
+    num_fewshot: int | None = None  # number of examples in the prompt; None = each task's own
+    #   number, mostly 0
     limit: int = 0  # only the first documents of each task; 0 = all
     task_folder: PathName = ""  # a folder with YAML files of your own tasks
-    gen_kwargs: str = ""  # settings of generation, instead of the tasks':
+    gen_kwargs: str = ""  # settings of generation in place of those of the tasks, as in
     #   temperature=0.7,do_sample=True
     seed: int = 1234  # seed of the choice of few-shot examples, and of sampled text
     # --- how ---
     batch_size: int = 16  # sequences of one forward pass; changes results only by rounding
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix
-    #   multiplications
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the matrix
+    #   products
 
     def check(self) -> None:
         """ValueError for values that are not allowed, or contradict each other."""

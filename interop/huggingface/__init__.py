@@ -1,1 +1,1 @@
-"""Models out to Hugging Face folders and in from them."""
+"""Models to and from Hugging Face folders."""

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     """One architecture, as rows of tables that are read in both directions."""
 
     architecture: str
-    prefix: str  # of all their tensors but the head's
+    prefix: str  # prefix of the names of all their tensors but the head's
     flags: dict[str, Any]  # GPTConfig fields with a fixed value
     sizes: dict[str, str]  # {our field: their key} of the fields that may have any value
     defaults: dict[str, Any]  # {their key: its value where config.json lacks it}
@@ -110,7 +110,7 @@ LLAMA = Family(
     dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu"),
     ATTENTION | swiglu("mlp", GATE_UP_DOWN, "mlp.f"),
 )
-QWEN2 = LLAMA._replace(  # it is only read: we write LLaMA with all biases instead
+QWEN2 = LLAMA._replace(  # only read: exports are LLaMA with all biases instead
     architecture="Qwen2ForCausalLM",
     flags=LLAMA.flags | dict(bias=True),
     # its config.json lacks these keys
@@ -200,7 +200,7 @@ def config_from_theirs(theirs: dict[str, Any]) -> GPTConfig:
     kind = theirs.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
-    # in the form of any version of `transformers`: a scaling given in the old form wins
+    # Versions of `transformers` have two forms for this; a scaling in the old form wins.
     rope = {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
     missing = missing_parts(theirs, rope)
     if missing:
@@ -254,7 +254,7 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict[str, Any]:
     values["architectures"] = [family.architecture]
     values["model_type"] = kind
     if kind == "gpt2":
-        # of several names of theirs the first
+        # where theirs has several names, the first
         names = {ours: key for key, ours in reversed(ACTIVATIONS.items())}
         values |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         values |= dict(n_inner=config.ffn_width, activation_function=names[config.mlp])

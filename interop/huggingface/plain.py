@@ -43,7 +43,7 @@ Tensors = dict[str, Tensor]
 
 class PlainModel(NamedTuple):
     config: GPTConfig
-    weights: Tensors  # in fp32, under our names
+    weights: Tensors  # tensors in fp32, under our names
 
 
 class Affine(NamedTuple):
@@ -58,9 +58,9 @@ def misfits(config: GPTConfig, kind: str) -> list[str]:
     each with the value it has there: "qk_norm=True (False there)"."""
     family = FAMILIES[kind]
     wanted = PLAIN | family.flags
-    del wanted["residual_init"]  # it concerns fresh weights only
+    del wanted["residual_init"]  # concerns fresh weights only
     if kind == "gpt2":
-        del wanted["bias"]  # its biases may be 0
+        del wanted["bias"]  # the biases may be 0
         if config.mlp not in ACTIVATIONS.values():
             wanted["mlp"] = "gelu"
         if config.n_kv_head != config.n_head:
@@ -120,11 +120,11 @@ def as_wanted(weights: Tensors, wanted: Tensors, kind: str) -> Tensors:
     if extra:
         raise NotPlain(f"{kind} has no {extra[0]}")
     plain = {}
-    for name, like in wanted.items():
+    for name, target in wanted.items():
         if name not in weights and name.endswith("bias"):
-            plain[name] = torch.zeros(like.shape)
+            plain[name] = torch.zeros(target.shape)
         else:
-            plain[name] = weights[name].float().expand(like.shape).contiguous()
+            plain[name] = weights[name].float().expand(target.shape).contiguous()
     return plain
 
 

@@ -30,7 +30,7 @@ CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
-    "padding_side": "left",  # for generation
+    "padding_side": "left",  # as generation needs it
 }
 # The keys that are kept of a tokenizer_config.json that was read. Its class is not: some classes of
 # `transformers` change the tokenizer of tokenizer.json.
@@ -116,7 +116,7 @@ def make_json(meta: Meta) -> str:
     from tokenizers import Tokenizer as Json
 
     if meta["tokenizer"] == "chars":
-        tokenizer = Json(models.WordLevel({c: i for i, c in enumerate(meta["chars"])}))
+        tokenizer = Json(models.WordLevel({char: i for i, char in enumerate(meta["chars"])}))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer.to_str()

@@ -34,7 +34,7 @@ class Written(NamedTuple):
 
 class Converted(NamedTuple):
     kind: str  # architecture
-    config: dict[str, Any]  # its config.json
+    config: dict[str, Any]  # content of config.json
     tensors: dict[str, Tensor]
 
 

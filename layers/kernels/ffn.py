@@ -86,7 +86,7 @@ def multiply(x: Tensor, w: Tensor, slope: Tensor, with_gelu: bool) -> Tensor:
     K = x.shape[1]
     factor_tile = [COLUMNS, DEPTH] if with_gelu else [DEPTH, COLUMNS]
     half_tile = [ROWS, COLUMNS // 2]
-    programs = 2  # in Triton's interpreter
+    programs = 2  # number of programs in Triton's interpreter
     if x.is_cuda:
         programs = torch.cuda.get_device_properties(x.device).multi_processor_count
     product_kernel[(programs,)](

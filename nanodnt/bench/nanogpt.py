@@ -149,7 +149,7 @@ def make_step(
     forward, data, backward, clip, optimizer."""
     autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
     batch = get_batch()
-    logits = None  # as nanoGPT's loop, the step holds them until the next forward
+    logits = None  # the step holds them until the next forward, as nanoGPT's loop does
 
     def step(i: int, on_phase_end: Callable[[str], None] = lambda phase: None) -> None:
         nonlocal batch, logits

@@ -71,7 +71,7 @@ def make_models(setting: Setting) -> dict[str, Transformer]:
     once."""
     env = setting.env
     models = {}
-    matrices = {}  # those of the first model
+    matrices = {}  # matrices of the first model
     for norm in NORMS:
         own = setting.with_norm(norm)
         model = own.task.network().empty(own.model_config).to(env.dtype)

@@ -22,26 +22,27 @@ from nanodnt.tasks import open_data, resolve, task_of
 @dataclass
 class BenchConfig:
     # --- benchmark: what ---
-    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say optimizer=adamw,muon; or FILE,FILE,…,
-    #   config files, say config/dnt/s1.py,config/dnt/s5.py; or norms: the model's norms, as in
-    #   DyT's Table 7. The first variant is the reference. All share the memory
-    against: Literal["none", *KINDS] = "none"  # also time nanoGPT's step: as published, or with
-    #   bf16 on a CPU too
+    vary: str = ""  # variants to time. FLAG=VALUE,VALUE,…: values of a flag, as in
+    #   optimizer=adamw,muon; FILE,FILE,…: config files, as in config/dnt/s1.py,config/dnt/s5.py;
+    #   norms: the model's norms, as in DyT's Table 7. The first variant is the reference. All
+    #   variants are in memory at once
+    against: Literal["none", *KINDS] = "none"  # also time nanoGPT's step. nanogpt: as published;
+    #   nanogpt-bf16: with bf16 on a CPU too
     only: Literal["ours", *KINDS] = "ours"  # the step to time or profile alone
     profile: bool = False  # write a trace of three steps; print the costliest kernels, and the time
     #   by kind of kernel
-    data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset
-    #   needed; the vocabulary is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256
-    #   tokens on average. Of images: random ones, the same in every step, of the flags' size, or
-    #   ImageNet's
-    accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
+    data: Literal["dataset", "random"] = "dataset"  # dataset: batches of the dataset; random:
+    #   random batches, so that no dataset is needed. Random tokens are below vocab_size, or GPT-2's
+    #   50257; with doc_mask documents have 256 tokens on average. Random images are the same in
+    #   every step, and have the size of the flags, or ImageNet's
+    accumulation: int = 1  # micro batches in a timed step; 0 = as many as batch_size needs
     # --- benchmark: how ---
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # number of rounds; in each of them all variants take a turn
     steps: int = 0  # timed steps of a variant in a round, after an untimed one; 0 = 10, on a GPU 20
     # --- benchmark: output ---
-    json: PathName = ""  # a file for all figures, each round's too, with versions, command line and
-    #   git commit
+    json: PathName = ""  # file for all figures, those of each round too, with versions, command
+    #   line and git commit
 
     def check(self) -> None:
         """Raises ValueError for values that no benchmark can have. Makes the folder of `json`, so

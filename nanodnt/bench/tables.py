@@ -57,7 +57,7 @@ def figures(variant: Variant, reference: Variant) -> dict[str, Any]:
     ratios = speed_ratios(variant, reference)
     flops = variant.model.flops_per_token() * variant.tokens / seconds
     peak = peak_flops(setting.env.device, variant.dtype, setting.config.peak_flops)
-    counts = setting.task.step_counts(setting.rows)  # of images: {"images_per_s": their number}
+    counts = setting.task.step_counts(setting.rows)  # for images: {"images_per_s": images}
     return dict(
         name=variant.name,
         reference=reference.name,

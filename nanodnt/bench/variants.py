@@ -79,7 +79,7 @@ def our_variant(name: str, setting: Setting) -> Variant:
         trainer.on_phase_end = on_phase_end
         training_step(trainer, batch)
 
-    # with compile=auto it may have failed
+    # with compile=auto, compilation may have failed
     is_compiled = hasattr(step_model, "_orig_mod") or "loss" in vars(step_model)
     if not is_compiled:
         compile_s = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-if TYPE_CHECKING:  # it needs torch, which preparing images does not
+if TYPE_CHECKING:  # this import needs torch; preparing images does not
     from nanodnt.settings import TrainConfig
 
 Colour = int | tuple[int, ...]

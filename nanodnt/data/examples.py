@@ -45,7 +45,7 @@ class PreparedExamples(Tokens):
         splits = {split: self._find(split) for split in self.splits}
         self._check_lengths(np.concatenate([examples.lengths for examples in splits.values()]))
         self.rows: dict[str, Packed] = {}
-        self.counted = {}  # targets that count in the loss: (rows,) of each split
+        self.counted = {}  # {split: (rows,) number of targets that count in the loss}
         for split, examples in splits.items():
             row = pack(examples.lengths - 1, self.block_size)
             order = np.argsort(row, kind="stable")

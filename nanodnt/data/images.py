@@ -14,7 +14,7 @@ from layers.cores import own_cores
 from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.prepared import ALL, Batch, PreparedData, mix
 
-if TYPE_CHECKING:  # it needs torch, which preparing images does not
+if TYPE_CHECKING:  # this import needs torch; preparing images does not
     from nanodnt.settings import TrainConfig
 
 # Pillow's modes with more than 8 bits begin so: converting them would cut values off.

@@ -35,7 +35,7 @@ class Notes:
     def __init__(self, skip_bad: bool = False):
         """`skip_bad`: leave out a record that cannot be used; else it is an error."""
         self.skip_bad = skip_bad
-        self.names: dict[str, list[str]] = {}  # by remark
+        self.names: dict[str, list[str]] = {}  # {remark: names}
 
     def add(self, remark: str, name: str) -> None:
         """Note a remark on the file or record `name`."""
@@ -71,9 +71,9 @@ class NotText(ValueError):
 
 
 class InputFile(NamedTuple):
-    """A file of the input."""
+    """One input file."""
 
-    name: str  # its path inside the folder that the user named
+    name: str  # path inside the folder that the user named
     path: Path
 
 

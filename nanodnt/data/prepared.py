@@ -147,7 +147,7 @@ class Prefetch:
     def __init__(self, fetch: Callable[[int], Any]):
         self.fetch = fetch
         self.pool = ThreadPoolExecutor(1)
-        self.next: dict[int, Future] = {}  # the step ahead
+        self.next: dict[int, Future] = {}  # {next step: its batch}
 
     def __call__(self, step: int) -> Any:
         future = self.next.pop(step, None) or self.pool.submit(self.fetch, step)

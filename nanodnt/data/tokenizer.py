@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported where a tokenizer needs them
     import tiktoken
     import tokenizers
 
-END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of each vocabulary
+END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # last id of each vocabulary
 TOKENIZERS = (*END_OF_TEXT, "chars", "json")
 EOT = "<|endoftext|>"  # name of end of text in texts and in exports
 PIECE = 1 << 20  # characters, about, that a tokenizer gets at a time

@@ -1,2 +1,2 @@
-"""What a run needs around its loop: device, processes, compilation, stopping, and the files of the
-run directory."""
+"""The surroundings of a training loop: device, processes, compilation, stopping, and the files of
+the run directory."""

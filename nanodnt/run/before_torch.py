@@ -1,4 +1,4 @@
-"""What a command does before it imports torch. Import this module first.
+"""Preparations of a command before it imports torch. Import this module first.
 
 torch reads the settings of its GPU memory allocator when it is imported. And the import takes
 seconds, in which Ctrl-C must not end in a traceback.

@@ -54,7 +54,7 @@ class RunState:
     rollbacks: int = 0  # roll-backs made
 
     def advance(self, rows: int, tokens: int) -> None:
-        """Count an optimizer step that has read `rows` training rows with so many `tokens`."""
+        """Count an optimizer step that has read `rows` training rows and `tokens` tokens."""
         self.step += 1
         self.rows += rows
         self.tokens += tokens
@@ -202,14 +202,14 @@ class Saver:
     def _copy_full(self, path: tuple, value: Any) -> Any:
         if not torch.is_tensor(value):
             return value
-        value = full_tensor(value.detach())  # all ranks call it
+        value = full_tensor(value.detach())  # all ranks must call this
         return self._copy_tensor(path, value) if self.is_main else None
 
     def _copy_tensor(self, path: Any, value: Tensor) -> Tensor:
         memory = self.memory.get(path)
         layout = value.shape, value.dtype, value.stride()
         if memory is None or (memory.shape, memory.dtype, memory.stride()) != layout:
-            # with the same strides, on which the bits of a product depend
+            # The copy keeps the strides: the bits of a product depend on them.
             memory = torch.empty_like(value, device="cpu")
             if value.is_cuda:
                 # copies to memory that is fresh and not pinned are many times slower
@@ -322,7 +322,7 @@ def how_to_continue(out_dir: Path, damaged: Iterable[str] = ()) -> str:
     """How the run in `out_dir` can be continued without its `damaged` checkpoints, in words for an
     error message; "" if there is no other checkpoint."""
     files = fingerprint(out_dir)
-    # by inode, because best.pt is often a link to last.pt
+    # grouped by inode, because best.pt is often a link to last.pt
     damaged_inodes = {files[name].inode for name in damaged if name in files}
     times = {
         name: file.mtime_ns for name, file in files.items() if file.inode not in damaged_inodes

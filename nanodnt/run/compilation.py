@@ -37,7 +37,7 @@ class Part(NamedTuple):
     """One of the parts that `compile_parts` compiles."""
 
     module: nn.Module
-    method: str  # its name
+    method: str  # name of the method
 
 
 def choose_blocks(

@@ -55,7 +55,7 @@ class RunDirectory:
         self.lock: TextIO | None = None
         self.wandb: Any = None  # the run at wandb
         self.record = {}  # the content of config.json
-        self.earlier_end = {}  # its "end" when this start found it
+        self.earlier_end = {}  # the "end" that an earlier start left in it
 
     def claim(
         self,
@@ -105,7 +105,7 @@ class RunDirectory:
             self.earlier_end = read_end(self.path)
         self._write_record()
         copy_code(self.path / "source")
-        (self.path / "source.patch").unlink(missing_ok=True)  # of an earlier version
+        (self.path / "source.patch").unlink(missing_ok=True)  # earlier versions wrote this file
         lines = [json.dumps(row).encode() + b"\n" for row in rows]
         write_file(self.metrics, lambda f: f.writelines(lines))
         if resumed is None:
@@ -277,7 +277,7 @@ def copy_code(target: Path) -> None:
     names = [name for name in names if (folder / name).is_file()]  # not those that were deleted
     if names:
         target.mkdir(parents=True)
-        # so that git does not list the copies as changed files of the next run
+        # git must not list the copies as changed files of the next run
         (target / ".gitignore").write_text("*\n", encoding="utf-8")
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ class Env:
     rank: int
     world_size: int
     device: torch.device
-    dtype: torch.dtype  # of the matrix multiplications
+    dtype: torch.dtype  # dtype of the matrix products
     distributed: bool
     timeout: timedelta | None = None  # how long a process waits for another before it gives up
     control: "dist.ProcessGroup | None" = (
@@ -51,7 +51,7 @@ class Env:
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
     closing: list[Callable[[], None]] = field(default_factory=list)  # called before the process
     #   group is destroyed
-    asked: Asked | None = None  # by the last call of `any_rank_before`
+    asked: Asked | None = None  # the question of the last call of `any_rank_before`
 
     @property
     def is_main(self) -> bool:
@@ -345,7 +345,7 @@ class Stop:
         signal.set_wakeup_fd(self.previous_fd)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-        self.sent.close()  # which ends the thread
+        self.sent.close()  # this ends the thread
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
@@ -359,7 +359,7 @@ class Stop:
         with self.received:
             while numbers := self.received.recv(64):  # b"" when the other end is closed
                 asked = [number for number in numbers if number in self.previous]
-                if not asked or self.stopped:  # then it is announced, and is being saved
+                if not asked or self.stopped:  # if stopped, the run is already being saved
                     continue
                 if self.nothing_to_lose:
                     signals.end_at_once(asked[0])

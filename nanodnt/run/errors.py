@@ -85,7 +85,7 @@ def end_with(main: Callable[[], int]) -> None:
     code = 1
     try:
         code = main()
-    except SystemExit as e:  # of --help, or a mistake in the flags
+    except SystemExit as e:  # from --help, or from a mistake in the flags
         code = e.code
     except BaseException:
         if not rank_tag():

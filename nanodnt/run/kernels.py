@@ -100,10 +100,10 @@ def is_near(result: Tensor, expected: Tensor) -> bool:
 
 
 class Trial(NamedTuple):
-    """What `try_kernel` computes."""
+    """A computation of `try_kernel`."""
 
     compute: Callable[..., tuple[Tensor, ...] | list[Tensor]]
-    shapes: list[tuple[int, int]]  # of its random arguments
+    shapes: list[tuple[int, int]]  # shapes of its random arguments
 
 
 # By the name of the Triton operator. Rows are longer than what a program reads at once, matrices

@@ -40,7 +40,7 @@ class Clock:
 
 
 class Reading(NamedTuple):
-    """What a Meter has measured since its last reading."""
+    """The measurements of a Meter since its last reading."""
 
     row: dict[str, Any]  # fields of metrics.jsonl
     longest_streak: int  # most steps in a row that were skipped
@@ -115,14 +115,17 @@ class Meter:
         self.start(step)
         return Reading(row, int(longest_streak), step_s)
 
-    def end(self, how: str, state: RunState) -> dict[str, Any]:
-        """The "end" record of config.json: step, tokens, FLOPs (and training_s, from metrics.jsonl)
-        of the whole run; of this process seconds, the share of training in them, and the largest
-        peak memory on any rank. All ranks must call it."""
+    def end(self, reason: str, state: RunState) -> dict[str, Any]:
+        """The "end" record of config.json.
+
+        step, tokens, flops and, from metrics.jsonl, training_s count the whole run. wall_s is the
+        time of this process, goodput the share of training in it, peak_mem_bytes the largest peak
+        memory on any rank. `reason`: why the run ended. All ranks must call it.
+        """
         wall_s = time.perf_counter() - self.clock.began
         peaks = self.env.gather(peak_memory_bytes(self.env.device))
         record = dict(
-            how=how,
+            how=reason,
             ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             step=state.step,
             tokens=state.tokens,

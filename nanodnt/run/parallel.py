@@ -174,7 +174,7 @@ def average_gradients(model: Transformer) -> None:
     it. All processes must have gradients of the same parameters. Each is divided before the sum, so
     that two processes get the bits of torch's DDP; more may add in another order."""
     params = [p for p in model.parameters() if p.grad is not None]
-    # so that no vector of one entry moves a matrix off its 16 bytes
+    # Matrices come first, so that their views stay aligned to 16 bytes.
     params.sort(key=torch.numel, reverse=True)
     sizes = [p.numel() for p in params]
     message = params[0].new_empty(sum(sizes))

@@ -28,7 +28,7 @@ class ShardsRecord(TypedDict):
     """The value of "shards" in a checkpoint. A path is the keys to a tensor, as
     "/model/wte.weight"."""
 
-    name: str  # of its files; added when the checkpoint is saved
+    name: str  # name of its files; added when the checkpoint is saved
     count: int  # processes that share the rows of one copy of the model
     whole: list[str]  # paths of the tensors that are not split: rank 0 wrote them
     by_second: list[str]  # paths of the tensors that are split along their second dimension, not

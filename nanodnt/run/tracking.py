@@ -59,7 +59,7 @@ def largest_logit(
     q = q.unflatten(1, (k.shape[1], -1))  # (B, H_kv, H / H_kv, T, head_dim)
     k = k[:, :, None]
     positions = torch.arange(T, device=q.device)
-    n_queries = max(1, PIECE // (B * H * T))  # at once
+    n_queries = max(1, PIECE // (B * H * T))  # queries computed at once
     largest = q.new_zeros(())
     for i in range(0, T, n_queries):
         queries = slice(i, i + n_queries)

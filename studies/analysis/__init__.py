@@ -1,5 +1,5 @@
-"""The papers' figures from runs, and runs compared (`analyze.py`): pipeline.py measures, draws and
-writes.
+"""The papers' figures of runs, and comparisons of runs (`analyze.py`). pipeline.py measures, draws
+and writes.
 
 gradients.py, norms.py and streams.py work on any model: a GPT or a ViT in eval mode, computing in
 fp32 or better. `batches` are read in turn, again each time: pairs (inputs, targets) on the model's

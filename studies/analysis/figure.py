@@ -1,6 +1,6 @@
-"""What a figure is, the table of all figures, and their drawing.
+"""The contract of a figure, the table of all figures, and their drawing.
 
-A figure is a `measure` and a `panels`, put together by `@register` above its `panels`:
+A figure has two functions, `measure` and `panels`. `@register` above `panels` joins them:
 
     measure(model, batches, run) → the measurement of one checkpoint, a dict for JSON; raises
         `NotApplicable` with the reason where the figure does not apply to the run.

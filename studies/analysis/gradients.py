@@ -1,5 +1,5 @@
 """Gradients and sharpness, measured and drawn: after DNT (arXiv 2507.17501) and Blockwise LR
-(2502.19002). What the papers leave open, and what we chose: docs/analysis.md."""
+(2502.19002). Questions that the papers leave open, and our choices: docs/analysis.md."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from studies.analysis.figure import (
 )
 from studies.analysis.runs import Batch, Batches, CheckpointedRun, target_shares
 
-Tensors = dict[str, Tensor]  # by the name of a parameter, or by type
+Tensors = dict[str, Tensor]  # {name of a parameter, or type: tensor}
 Types = dict[str, str]  # {name of a parameter: type}
 Means = dict[str, float]  # a statistic each
 

@@ -32,7 +32,7 @@ MeasuredRuns = dict[str, list[Measured]]  # {run: the measurement of each checkp
 
 
 class Measurements(NamedTuple):
-    figures: dict[str, MeasuredRuns]  # {figure: what was measured for it}
+    figures: dict[str, MeasuredRuns]  # {figure: its measurements}
     failures: dict[str, Exception]  # {"RUN: FIGURE": the error}
 
 

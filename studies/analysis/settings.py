@@ -12,22 +12,22 @@ class AnalyzeConfig:
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter,
     #   gains, preconditioner, variance, angular, removal, jacobian, conditioning, logits, experts,
     #   tracking
-    init_from: PathName = ""  # instead of runs: a folder or a name of Hugging Face, to be measured
-    #   on `dataset`
-    out: PathName = ""  # folder for the results; empty = RUN/analysis, for several runs or
-    #   init_from out/analysis
-    baseline: PathName = ""  # name of the run that the others are compared with; empty = the first
+    init_from: PathName = ""  # a model of Hugging Face instead of runs: a folder, OWNER/MODEL,
+    #   gpt2, …; it is measured on `dataset`
+    out: PathName = ""  # folder for the results; empty = RUN/analysis, or out/analysis for several
+    #   runs or init_from
+    baseline: PathName = ""  # name of the run with which the others are compared; empty = the first
     # --- what to measure on ---
-    dataset: PathName = ""  # its validation windows, or images, are read; empty = the run's own
-    #   dataset. With init_from a text file (UTF-8), or a prepared dataset with that model's
+    dataset: PathName = ""  # dataset whose validation windows, or images, are read; empty = the
+    #   run's own. With init_from a text file (UTF-8), or a prepared dataset with that model's
     #   tokenizer, in windows of at most 1,024 tokens
     tokens: int | None = None  # number of tokens that each figure reads, in whole windows or
     #   images, whose tokens are patches; None = few, for a CPU: gradients 65,536, removal 32,768,
     #   alpha, variance, angular, logits 8,192, sharpness 4,096, jacobian 2,048, conditioning 256,
     #   scatter 128 (these two and jacobian read 128 of a window). More tokens take more time, not
     #   more memory
-    draws: int = 8  # sampled gradients that sharpness is averaged over
-    snapshots: int = 6  # largest number of checkpoints, evenly spread, for a figure over training
+    draws: int = 8  # number of sampled gradients in the average of sharpness
+    snapshots: int = 6  # most checkpoints, evenly spread, of a figure over training
     seed: int = 1337  # seed of sampled labels, positions and points
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
 

@@ -106,8 +106,8 @@ def measure_tracking(model: Transformer, batches: None, run: CheckpointedRun) ->
 
 @register("tracking", measure_tracking)
 def draw_tracking(measured: list[Measured]) -> PanelRows:
-    """What the run logged about itself: gradients and updates by role, stream, logits, gains, norms
-    of the theorems."""
+    """The run's own log: gradients and updates by role, stream, logits, gains, norms of the
+    theorems."""
     last = measured[-1]
     steps = last["steps"]
 

@@ -1,2 +1,2 @@
-"""The papers' claims, tested (`reproduce.py`): claims and arms as data, a record of runs, verdicts
+"""Tests of the papers' claims (`reproduce.py`): claims and arms as data, a record of runs, verdicts
 derived from it."""

@@ -66,7 +66,7 @@ from studies.sweep.runner import (
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
 TUNING_SEEDS = (0, 5)
 SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # seeds of the reported numbers
-MOST_DOUBLINGS = 6  # of the grid's middle, up or down
+MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
 
 Losses = list[float | None]  # one for each seed, None where the run diverged
@@ -75,16 +75,17 @@ Losses = list[float | None]  # one for each seed, None where the run diverged
 @dataclass
 class ReproduceConfig:
     # --- what ---
-    claims: PathName = "studies/papers.py"  # the claims file: yours, or one of studies/
-    only: str = ""  # ids of claims, names of papers, separated by commas; empty = all
-    dry_run: bool = False  # print how many runs, steps and tokens it takes, and the commands known
-    #   now; train nothing
-    judge_only: bool = False  # run nothing: judge what is recorded
+    claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
+    only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
+    #   all
+    dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
+    #   train nothing
+    judge_only: bool = False  # run nothing: judge the recorded runs
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: PathName = "out/reproduce"  # folder of the runs
-    results: PathName = "docs/results"  # where NAME.md, and NAME/ with the record and figures, are
-    #   written
+    results: PathName = "docs/results"  # folder for NAME.md, and for NAME/ with the record and the
+    #   figures
 
 
 class MissingRun(Exception):
@@ -94,7 +95,7 @@ class MissingRun(Exception):
 class Tuned(NamedTuple):
     """An arm's settings, and the losses that chose them."""
 
-    lr: float | None  # None: the config's own
+    lr: float | None  # learning rate; None: the config's own
     files: str
     tried: dict[float, Losses] = {}  # {learning rate: losses of the tuning seeds}
     variants: dict[str, tuple[float, float]] = {}  # {further files or flags: (rate, mean loss)}
@@ -225,7 +226,7 @@ class Experiment:
         if files is None:
             files = arm.files
         paths = {}
-        flags = {}  # of a flag that is given twice the last value counts
+        flags = {}  # the last value of a flag counts
         for word in f"{self.study.bases[arm.base]} {files}".split():
             if "=" in word:
                 flag, value = word.removeprefix("--").split("=", 1)
@@ -237,8 +238,8 @@ class Experiment:
             if arm.floor:
                 flags.setdefault("min_lr", lr * arm.floor)
         run = make_run(self.out, list(paths.values()), flags | {"seed": seed})
-        same = [other for other in self.study.arms.values() if other[:2] == arm[:2]]
-        if any(other.keep for other in same):
+        arms = [other for other in self.study.arms.values() if other[:2] == arm[:2]]
+        if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
         return run
@@ -283,7 +284,7 @@ class Experiment:
                 tried[k] = losses[i :: len(wanted)]
             best, more = choose_rate({k: mean_loss(losses) for k, losses in tried.items()})
             wanted = [more]
-        if best is None:  # at the end of the grid: one step inside its top, or its lowest
+        if best is None:  # the grid ends: take one step inside its top, or its lowest rate
             best = max(tried) - 1 if more > 0 else min(tried)
         by_rate = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(middle * 2.0**best, files, by_rate)

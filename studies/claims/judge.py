@@ -34,7 +34,7 @@ SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are n
 
 
 class Variance(NamedTuple):
-    variance: float  # of one value
+    variance: float  # variance of one value
     freedom: int  # degrees of freedom
 
 
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
 
 
 class Plan(NamedTuple):
-    seeds: int  # 0: the scale cannot judge the claim
+    seeds: int  # number of seeds; 0: the scale cannot judge the claim
     why: str
 
 

@@ -24,7 +24,7 @@ from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
 TOKENS = dict(gradients=65536, removal=16384)  # tokens of the validation set, by figure
 PROBE_TOKENS = 2048  # for figures that need fewer
 DRAWS = 8  # draws of labels, for sharpness
-SEED = 1  # of those draws
+SEED = 1  # seed of those draws
 ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper claims
 
 

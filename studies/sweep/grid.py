@@ -1,4 +1,4 @@
-"""What a sweep trains: every combination of config files, values of flags, and seeds."""
+"""The runs of a sweep: every combination of config files, values of flags, and seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ SET_HERE = {
 @dataclass
 class SweepConfig:
     # --- what ---
-    files: str = ""  # config files to try, each put after the others, separated by commas; a+b is
-    #   one choice of two files; an empty choice, as in "a,", is none
-    seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5
-    #   (of one: 7,)
+    files: str = ""  # config files to try, separated by commas; each of them follows the other
+    #   files. a+b is one choice of two files; an empty choice, as in "a,", adds no file
+    seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5.
+    #   A list of one seed ends with a comma: 7,
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
     out: PathName = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty =
@@ -42,10 +42,10 @@ class SweepConfig:
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name
     #   the others
     # --- sizes: with several values of n_embd, or of n_layer ---
-    coordinates: int = 0  # steps of a coordinate check in place of the runs: how outputs, and their
-    #   changes in these steps, follow the size; 0 = none
-    for_: str = ""  # config of a large model: print its command with each layout's tuned rate, at
-    #   the end; a+b as above
+    coordinates: int = 0  # steps of a coordinate check, which replaces the runs: it measures how
+    #   outputs, and their changes in these steps, follow the size; 0 = no check
+    for_: str = ""  # config of a large model; at the end its command is printed, with each layout's
+    #   tuned learning rate; a+b as above
 
     def __post_init__(self) -> None:
         if self.print + self.collect + bool(self.coordinates) > 1:
@@ -105,7 +105,7 @@ def split_arguments(argv: list[str]) -> SweepArguments:
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
         if arg in ASKS or name in ours:
-            own.append(arg)  # configure() reads these, and says what is wrong with them
+            own.append(arg)  # configure() reads these, and reports mistakes in them
         elif not arg.startswith("-"):
             files.append(locate(arg))
         elif name in SET_HERE:
@@ -117,7 +117,7 @@ def split_arguments(argv: list[str]) -> SweepArguments:
         else:
             values = value.split(",")
             for text in values:
-                read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # says what is wrong
+                read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # reports a mistake
             lists[name] = values if equals else ["True"]  # a bool needs no value
     return SweepArguments(own, files, lists)
 
@@ -153,7 +153,7 @@ def list_points(
         all_flags = follow([*files, *chosen], flags, swept) | flags
         for i, seed in enumerate(config.list_seeds()):
             run = make_run(folder, [*files, *chosen], all_flags | {"seed": seed})
-            if i == 0:  # another seed changes nothing of what is checked
+            if i == 0:  # all seeds pass the same checks
                 check_trainable(run)
             points.append(Point(run, "+".join(chosen), swept_flags, seed))
     return points

@@ -35,7 +35,7 @@ from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
 
-ROOT = Path(__file__).resolve().parents[2]  # of the repository
+ROOT = Path(__file__).resolve().parents[2]  # root of the repository
 # fields of config.json that may differ from the command line in one and the same run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
@@ -43,7 +43,7 @@ MAX_NAME = 100  # characters of a run folder's name, before its digest
 
 
 class TrainingRun(NamedTuple):
-    path: Path  # its folder
+    path: Path  # folder of the run
     args: tuple[str, ...]  # arguments of train.py
 
 
@@ -161,7 +161,7 @@ class Runner:
             raise ValueError(f"jobs={jobs} must not be negative (0 = chosen for the machine)")
         n = torch.cuda.device_count()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if len(gpus) < n:  # it is not set
+        if len(gpus) < n:  # CUDA_VISIBLE_DEVICES is not set
             gpus = list(map(str, range(n)))
         self.processes = n if distributed else 1
         if not jobs:
