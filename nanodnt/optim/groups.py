@@ -60,7 +60,8 @@ def make_groups(model: Transformer, config: TrainConfig) -> list[Group]:
     n_with_label = {}
     for row, params in group_table(model, config).items():
         group = make_group(row, config, model)
-        group["params"] = params
+        group["params"] = [p for _, p in params]
+        group["param_names"] = [name for name, _ in params]
         n = n_with_label[row.label] = n_with_label.get(row.label, 0) + 1
         if n > 1:
             group["label"] += f"_{n}"
@@ -200,7 +201,7 @@ def state_bytes(model: Transformer, config: TrainConfig) -> int:
         )
     n_bytes = 0
     for group in make_groups(model, config):
-        for _, p in group["params"]:
+        for p in group["params"]:
             state = RULES[group["rule"]].state(p, group)
             n_bytes += sum(t.nbytes for t in state.values())
     return n_bytes

@@ -136,7 +136,7 @@ def looked_at(*flags):
 def decays(flags, **changes):
     """{parameter name: weight decay} of the groups."""
     groups = make_groups(looked_at(*flags.items()), settings(**dict(weight_decay=0.1) | changes))
-    return {name: g["weight_decay"] for g in groups for name, _ in g["params"]}
+    return {name: g["weight_decay"] for g in groups for name in g["param_names"]}
 
 
 ROLE_DECAY = [
