@@ -55,7 +55,8 @@ def make_optimizer(model: Transformer, config: TrainConfig) -> Optimizer:
     for row, params in group_table(model, config).items():
         options = RULES[row.rule].options(config, row.role, model)
         group = make_group(row, options)
-        group["params"] = params
+        group["params"] = [p for _, p in params]
+        group["param_names"] = [name for name, _ in params]
         group["compiled"] = bool(config.compile)
         groups.append(group)
     number_labels(groups)

@@ -85,7 +85,7 @@ class Rule(NamedTuple):
 
     options: Callable[[TrainConfig, str, Transformer], Group]
     state: Callable[[Tensor, Group], State]
-    step: Callable[[list[Work], Tensor | None, Tensor | None], None]
+    step: Callable[[list[Work], Tensor | None, Tensor | None], None] | None  # None: Adapter has it
     # {flag: default} with learning_rate and weight_decay. Flags of other optimizers are refused. A
     # new flag is one more line in TrainConfig with the default None
     defaults: dict = {}
