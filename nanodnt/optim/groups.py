@@ -129,8 +129,8 @@ def make_group(row: Row, options: Group) -> Group:
         base_lr=row.base_lr * row.rate_factor,
         lr_ratio=row.lr_ratio,
         weight_decay=row.weight_decay / row.rate_factor,
-        **options,
     )
+    group |= options
     if "eps" in group:
         group["eps"] *= row.eps_factor
     return group
