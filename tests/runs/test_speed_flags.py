@@ -1,6 +1,5 @@
 """Speed and memory in complete runs: batches read ahead, loss_chunks, compile."""
 
-
 import pytest
 import torch
 
