@@ -53,8 +53,7 @@ def make_optimizer(model: Transformer, config: TrainConfig) -> Optimizer:
     )
     groups = []
     for row, params in group_table(model, config).items():
-        options = RULES[row.rule].options(config, row.role, model)
-        group = make_group(row, options)
+        group = make_group(row, RULES[row.rule].options(config, row.role, model))
         group["params"] = params
         group["compiled"] = bool(config.compile)
         groups.append(group)
@@ -128,8 +127,8 @@ def make_group(row: Row, options: Group) -> Group:
         base_lr=row.base_lr * row.rate_factor,
         lr_ratio=row.lr_ratio,
         weight_decay=row.weight_decay / row.rate_factor,
-        **options,
     )
+    group |= options
     if "eps" in group:
         group["eps"] *= row.eps_factor
     return group
