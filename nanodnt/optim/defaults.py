@@ -63,8 +63,10 @@ def check_unused(config: TrainConfig, entry: Rule) -> None:
         value = getattr(config, flag)
         if value is not None and flag not in entry.defaults:
             users = [other for other in OPTIMIZERS if flag in OPTIMIZERS[other].defaults]
-            text = f"{flag}={value} has no effect on {name}: leave it out, or choose"
-            refuse(f"{text} {' or '.join(users)}")
+            fix = f"leave it out, or choose {' or '.join(users)}"
+            if name not in OPTIMIZERS:
+                fix += f", or set optimizer_args={flag}={value}"
+            refuse(f"{flag}={value} has no effect on {name}: {fix}")
 
 
 def rate_notes(config: TrainConfig, given: dict) -> list[str]:

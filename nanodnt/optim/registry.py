@@ -107,10 +107,20 @@ OPTIMIZERS: dict[str, Rule] = {}  # rules that --optimizer names
 
 def register(name: str, *functions: Callable, **settings: object) -> None:
     """Register a `Rule` with these fields as --optimizer=`name`. ValueError for a name that is
-    taken."""
+    taken, and for `defaults` that could not act."""
     if name in OPTIMIZERS:
         refuse(f"two optimizers register as {name!r}: rename one")
-    RULES[name] = OPTIMIZERS[name] = Rule(*functions, **settings)
+    rule = Rule(*functions, **settings)
+    if not {"learning_rate", "weight_decay"} <= rule.defaults.keys():
+        refuse(f"optimizer {name}: its defaults must have learning_rate and weight_decay")
+    for flag in rule.defaults:
+        if not hasattr(TrainConfig, flag):
+            refuse(f"optimizer {name}: its default {flag} is no flag: add it to TrainConfig, None")
+        if getattr(TrainConfig, flag) is not None:
+            text = f"{flag}={getattr(TrainConfig, flag)} is the default of every optimizer"
+            refuse(f"optimizer {name}: {text}: set it in a config, or add a flag with default None")
+    RULES[name] = rule
+    OPTIMIZERS[name] = rule
 
 
 def beta_options(config: TrainConfig, role: str, model: Transformer) -> Group:

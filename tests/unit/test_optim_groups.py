@@ -16,7 +16,7 @@ import torch
 
 from model import GPT
 from nanodnt.optim import RULES, describe_groups, load_optimizer, make_optimizer, notes, state_bytes
-from nanodnt.optim.registry import register
+from nanodnt.optim.registry import OPTIMIZERS, register
 from support.optimizers import (
     ALL,
     DECAYED,
@@ -414,3 +414,21 @@ def test_lions_settings(lion):
 def test_a_name_registers_once(lion):
     with pytest.raises(ValueError, match="two optimizers register as 'lion'"):
         register("lion", *RULES["lion"][:3], defaults=dict(learning_rate=1.0, weight_decay=0.0))
+
+
+RATES = dict(learning_rate=1.0, weight_decay=0.0)
+
+
+@pytest.mark.parametrize(
+    "defaults, words",
+    [
+        (RATES | dict(beta2=0.99), "beta2=0.95 is the default of every optimizer"),
+        (RATES | dict(signum=2.0), "its default signum is no flag: add it to TrainConfig"),
+        (dict(learning_rate=1.0), "must have learning_rate and weight_decay"),
+    ],
+)
+def test_defaults_that_could_not_act_are_refused(defaults, words):
+    """Nor do they harm the other optimizers: nothing is registered."""
+    with pytest.raises(ValueError, match=words):
+        register("signum", *RULES["adamw"][:3], defaults=defaults)
+    assert "signum" not in OPTIMIZERS and "signum" not in RULES
