@@ -1,6 +1,6 @@
 """Matrices: linear maps that take the scales beside them into their weight, and embeddings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -92,19 +92,19 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         rows = x.flatten(0, -2)
-        grads = [dy.flatten(0, -2) for dy in grads]
-        dx = sum_of_products(grads, weight.split(ctx.sizes))
+        d_parts = [dy.flatten(0, -2) for dy in grads]
+        dx = sum_of_products(d_parts, weight.split(ctx.sizes))
         options = {}
         if ctx.weight_dtype != x.dtype:
             options["out_dtype"] = ctx.weight_dtype
-        d_weight = torch.cat([torch.mm(dy.T, rows, **options) for dy in grads])
+        d_weight = torch.cat([torch.mm(dy.T, rows, **options) for dy in d_parts])
         d_bias = None
         if ctx.has_bias:
-            d_bias = torch.cat([dy.sum(0) for dy in grads])
+            d_bias = torch.cat([dy.sum(0) for dy in d_parts])
         return dx.view_as(x), d_weight, d_bias, None
 
 
-def sum_of_products(lefts: list[Tensor], rights: list[Tensor]) -> Tensor:
+def sum_of_products(lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
     """Σ A B (n, m) over pairs of A (n, k) and B (k, m); each pair has its own k."""
     if len(lefts) == 1:
         return lefts[0] @ rights[0]
@@ -300,10 +300,10 @@ def join(
 ) -> tuple[Tensor, Tensor | None]:
     """(weight, bias) of one map to the outputs of several: each is scaled, in `dtype`."""
     scaled = [scale_weight(*each, dtype) for each in zip(weights, biases, scales, strict=True)]
-    weights, biases = zip(*scaled, strict=True)
-    if biases[0] is None:
-        return torch.cat(weights, -2), None
-    return torch.cat(weights, -2), torch.cat(biases, -1)
+    matrices, vectors = zip(*scaled, strict=True)
+    if vectors[0] is None:
+        return torch.cat(matrices, -2), None
+    return torch.cat(matrices, -2), torch.cat(vectors, -1)
 
 
 class SigmaReparam(Linear):

@@ -1,7 +1,9 @@
 """Aligned tables for the console."""
 
+from collections.abc import Sequence
 
-def table(rows: list[list[str]]) -> list[str]:
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of aligned columns: the first is left-aligned, the others are right-aligned."""
     columns = zip(*rows, strict=True)
     widths = [max(len(cell) for cell in column) for column in columns]

@@ -144,7 +144,7 @@ def norms_of(tensors: list[Tensor], by_row: bool) -> list[Tensor]:
     """The norm of each tensor, (), or of each of its rows."""
     if by_row:
         return [torch.linalg.vector_norm(t, dim=-1) for t in tensors]
-    return torch._foreach_norm(tensors)
+    return list(torch._foreach_norm(tensors))
 
 
 def subtract(group: Group, params: list[Tensor], m: list[Tensor], sizes: Tensor) -> None:

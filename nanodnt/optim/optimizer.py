@@ -71,7 +71,7 @@ class Optimizer(torch.optim.Optimizer):
             describe_tensors(saved[name]) == describe_tensors(fresh[name]) for name in fresh
         )
 
-    def load(self, saved: dict[str, State], groups: list[Group]) -> None:
+    def load(self, saved: dict[str, State], groups: list[dict[str, Any]]) -> None:
         """Take over states that fit. The saved `groups` are not needed: LR, betas and decay stay as
         configured."""
         fresh = self.state_by_name()

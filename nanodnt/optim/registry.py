@@ -85,7 +85,8 @@ class Rule(NamedTuple):
 
     options: Callable[[TrainConfig, str, Transformer], Group]
     state: Callable[[Tensor, Group], State]
-    step: Callable[[list[Work], Tensor | None, Tensor | None], None]
+    # None for MODULE:CLASS, whose step Adapter calls
+    step: Callable[[list[Work], Tensor | None, Tensor | None], None] | None
     # {flag: default} with learning_rate and weight_decay. Flags of other optimizers are refused. A
     # new flag is one more line in TrainConfig with the default None
     defaults: dict = {}
@@ -103,6 +104,11 @@ class Rule(NamedTuple):
 
 RULES: dict[str, Rule] = {}
 OPTIMIZERS: dict[str, Rule] = {}  # rules that --optimizer names
+
+
+def is_class_path(name: str) -> bool:
+    """Whether --optimizer=`name` is MODULE:CLASS, a class that is not ours."""
+    return ":" in name
 
 
 def register(name: str, *functions: Callable, **settings: object) -> None:

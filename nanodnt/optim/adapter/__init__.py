@@ -26,7 +26,6 @@ from nanodnt.optim.registry import (
     RULES,
     Group,
     Rule,
-    State,
     Work,
     divide_gradients,
     refuse,
@@ -34,6 +33,8 @@ from nanodnt.optim.registry import (
 
 # Values in nested dicts and lists that checkpoints hold: they are loaded with weights_only.
 SAVABLE = {Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, str, type(None)}
+
+AnyState = dict[str, Any]  # state of one parameter under a class that is not ours
 
 
 def register_class(name: str, arguments: str) -> Rule:
@@ -206,19 +207,19 @@ class Adapter(Optimizer):
             refuse(f"optimizer={self.name} cannot be saved: its state {problem}")
         return saved
 
-    def fits(self, saved: dict[str, State], step: int) -> bool:
+    def fits(self, saved: dict[str, AnyState], step: int) -> bool:
         """The class decides which parameters have which state, and when."""
         has_names = saved.keys() <= self.named_parameters().keys()
         return has_names and all(type(state) is dict for state in saved.values())
 
-    def load(self, saved: dict[str, State], groups: list[Group]) -> None:
+    def load(self, saved: dict[str, AnyState], groups: list[dict[str, Any]]) -> None:
         """Take over the state with its dtypes, and what the class keeps in its groups (a count of
         steps, say); LR, decay and --optimizer_args stay as configured."""
         group_of = {name: group for group in groups for name in group["param_names"]}
         for group in self.inner.param_groups:
             old = group_of[group["param_names"][0]]
             # torch's rule: a tensor named step is on the CPU, unless a kernel reads it
-            step_on_device = group.get("capturable") or group.get("fused")
+            step_on_device = bool(group.get("capturable") or group.get("fused"))
             kept = {key: old[key] for key in old.keys() - self.configured_keys}
             group |= copy_state(kept, group["params"][0].device, step_on_device)
             for name, p in zip(group["param_names"], group["params"], strict=True):
@@ -226,7 +227,7 @@ class Adapter(Optimizer):
                     self.state[p] = copy_state(saved[name], p.device, step_on_device)
 
 
-def copy_state(state: dict[str, Any], device: torch.device, step_on_device: bool) -> dict[str, Any]:
+def copy_state(state: AnyState, device: torch.device, step_on_device: bool) -> AnyState:
     """Copies on `device` of the tensors in a nested state, with their dtypes and strides."""
 
     def copy(value: Any, key: str) -> Any:

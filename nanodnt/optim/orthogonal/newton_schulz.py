@@ -2,6 +2,7 @@
 iteration."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 NS = (3.4445, -4.7750, 2.0315)  # a, b, c
 # Matrices of one shape are stacked up to this many entries, to bound the memory.
 STACK_ENTRIES = 2**26
+
+Items = TypeVar("Items", Tensor, list)
 
 
 def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
@@ -55,7 +58,7 @@ def polynomial(A: Tensor) -> Tensor:
     return torch.baddbmm(A, A, A, beta=b, alpha=c)
 
 
-def split_into_stacks(items: Sequence, p: Tensor) -> list:
+def split_into_stacks(items: Items, p: Tensor) -> list[Items]:
     """Parts of `items`, a list or tensor with one item for each of several parameters shaped as p,
     so that each part makes one stack."""
     size = max(1, STACK_ENTRIES // p.numel())
