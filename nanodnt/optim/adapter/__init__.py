@@ -46,9 +46,8 @@ def register_class(name: str, arguments: str) -> Rule:
     RULES[name] = Rule(
         options=lambda config, role, model: Group(),
         state=lambda p, group: {},
-        step=None,  # which is Adapter's
+        step=None,  # Adapter has it
         defaults=dict(learning_rate=None, weight_decay=0.0),
-        uses_betas=False,
     )
     return RULES[name]
 
