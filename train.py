@@ -241,8 +241,8 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
     directory = None
     if env.is_main:
         directory = RunDirectory(Path(config.out_dir))
-        # metrics.jsonl keeps its rows up to here; catch_up writes a pending row again, and that of a
-        # roll-back follows below
+        # metrics.jsonl keeps its rows up to here: catch_up writes a pending row again, and that of
+        # a roll-back follows below
         last_step = state.step - 1 if state.pending else state.step
         last_rollback = state.rollbacks - 1 if run.rollback_row else state.rollbacks
         state.wandb_id = directory.claim(
