@@ -1,7 +1,5 @@
 """Speed and memory in complete runs: batches read ahead, loss_chunks, compile."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -64,7 +62,7 @@ def test_compiling_leaves_no_gradients_behind(monkeypatch):
         build(dict(), dtype=torch.float32),
         Env(0, 1, torch.device("cpu"), torch.float32, False),
     )
-    config = SimpleNamespace(compile=True, eval_only=False, doc_mask=False)
+    config = TrainConfig(compile=True)
     assert compilation.compile_model(model, config, batch(), env) is model
     assert all(p.grad is None for p in model.parameters()) and model.training
 
