@@ -24,6 +24,8 @@ from support import foreign
 from support.optimizers import (
     ALL,
     MIXED,
+    assert_steps,
+    block_of_page,
     drive,
     driven,
     everything,
@@ -190,6 +192,23 @@ def test_a_learning_rate_is_needed_and_decay_is_off():
         settings(optimizer="torch.optim:SGD", momentum=0.9)
     assert "momentum=0.9 has no effect on torch.optim:SGD: leave it out, or" in str(error.value)
     assert str(error.value).endswith(", or set optimizer_args=momentum=0.9")
+
+
+def test_the_class_of_the_page(tmp_path, monkeypatch):
+    """docs/optimizers.md: m ← μ m + g; w ← w (1 − ηλ) − η sign(m), in float64."""
+    source = block_of_page(r"whole of `my_signum\.py`, [\w\s]+`train\.py`:\n\n```python\n(.*?)```")
+    (tmp_path / "my_signum.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def update(role, w, decay, steps):
+        m = torch.zeros_like(w)
+        for g, lr in steps:
+            m = 0.5 * m + g
+            w = w * (1 - lr * decay) - lr * torch.sign(m)
+        return w
+
+    flags = dict(optimizer="my_signum:Signum", optimizer_args="momentum=0.5")
+    assert_steps(update, tiny(**ALL).double(), 1e-12, **flags)
 
 
 FOREIGN = "support.foreign"

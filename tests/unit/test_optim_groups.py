@@ -27,6 +27,7 @@ from support.optimizers import (
     OURS,
     VARIANTS,
     assert_steps,
+    block_of_page,
     blocks_of,
     drive,
     driven,
@@ -344,6 +345,20 @@ def test_lion_is_its_recurrence(lion):
         return w
 
     assert_steps(update, tiny(**ALL).double(), 1e-12, optimizer="lion", beta1=0.8, beta2=0.9)
+
+
+def test_an_update_without_betas():
+    """The page's `options`: the groups have them, and the betas have no effect."""
+    imports = "from nanodnt.optim.registry import Group, register_update\n\n"
+    update = (
+        "def update(p, g, state, group, t):\n    p.sub_(group['lr'] * group['momentum'] * g)\n\n"
+    )
+    source = imports + update + block_of_page(r"```python\n(def options.*?)```")
+    with registered(source):
+        config = settings(optimizer="signum", beta2=0.99)
+        groups = make_optimizer(tiny(), config).param_groups
+        assert all(g["momentum"] == 0.9 and "betas" not in g for g in groups)
+        assert notes(config, tiny()) == ["beta1 and beta2 have no effect on signum"]
 
 
 def test_lion_clips_and_skips(lion):
