@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+# settings that torch reads when it is imported
 import nanodnt.run.before_torch  # noqa: F401  # isort: skip
 
 import torch
@@ -64,7 +65,7 @@ from nanodnt.start import (
 from nanodnt.tasks import Task, open_data, task_of_data
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # reads other people's weights
+    import interop  # noqa: F401  # registers the reader of Hugging Face's weights
 
 if TYPE_CHECKING:  # loaded only if a flag asks for it
     from nanodnt.run.tracking import Tracker
@@ -165,23 +166,30 @@ def place(start: Start, data: PreparedData, split: Split, config: TrainConfig, e
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     if start.checkpoint:
         restore_optimizer(start.checkpoint, optimizer, scaler, config.optimizer, env)
-    trainer = Trainer(model, optimizer, scaler, split.micro, config.grad_clip)
     # here, because it may take minutes to compile
     describe_run(model, optimizer, data, split, role_notes(config, model), env)
 
     # 5. compile
     eval_model = compile_if_worthwhile(model, data, split.micro, config, env)
-    trainer.step_model = eval_model
+    trainer = Trainer(
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        micro=split.micro,
+        grad_clip=config.grad_clip,
+        step_model=eval_model,
+    )
 
-    # 6. DDP, which averages gradients in buckets, or once after the backward pass
+    # 6. DDP. A model that is compiled block by block averages gradients in buckets during the
+    # backward pass; one that is compiled as a whole, once after it
     if split.parallel == "ddp" and not config.eval_only:
         from nanodnt.run.compilation import choose_blocks
         from nanodnt.run.parallel import averaging, data_parallel
 
-        by_blocks, _ = choose_blocks(
+        by_blocks = choose_blocks(
             config.compile, config.batch_size, model, split.parallel, env.world_size
         )
-        if by_blocks:
+        if by_blocks.value:
             trainer.step_model = data_parallel(eval_model, env)
         else:
             trainer.average_gradients = averaging(model)
@@ -210,7 +218,7 @@ class Records:
 
 def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
     """Open what watches a run and writes its files. `seen`: the fingerprint of the run directory
-    before this start has read it."""
+    before this start read it, by which a second run in the same directory is noticed."""
     config, env, state, model = run.config, run.env, run.state, run.trainer.model
     tracker = None
     if config.track_interval:
@@ -233,7 +241,8 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
     directory = None
     if env.is_main:
         directory = RunDirectory(Path(config.out_dir))
-        # a pending row is still to be written, and that of a roll-back
+        # metrics.jsonl keeps its rows up to here: catch_up writes a pending row again, and that of
+        # a roll-back follows below
         last_step = state.step - 1 if state.pending else state.step
         last_rollback = state.rollbacks - 1 if run.rollback_row else state.rollbacks
         state.wandb_id = directory.claim(
@@ -312,7 +321,8 @@ def read_batches_ahead(
     rows_per_process = batch_size // env.world_size
     own_rows = slice(env.rank * rows_per_process, (env.rank + 1) * rows_per_process)
     shift = state.shift
-    # rows by which batches are ahead of step · batch_size: 0 unless batch_size was changed
+    # The first row of a batch is (step + shift) · batch_size + offset. offset is 0 unless
+    # batch_size was changed on resume.
     offset = state.rows - (state.step + shift) * batch_size
 
     def read(step: int) -> tuple[Tensor, ...]:
@@ -374,11 +384,11 @@ def train(run: Run, records: Records) -> int:
             with meter.paused("evaluating_s"):
                 row["sample"] = records.sample(env)
         if failure:
-            end_failed(run, records, row, failure)
+            raise end_failed(run, records, row, failure)
         if due.evaluate:
             with meter.paused("evaluating_s"):
                 is_best = evaluate_and_record(run, row)
-        if not state.pending:
+        if not state.pending:  # it is, if a stop has ended the evaluation
             records.write(row)
         stopping = run.stop.agreed(env)  # all ranks ask after each step
         if due.save or stopping:
@@ -392,7 +402,7 @@ def catch_up(run: Run, records: Records) -> None:
     """Do what a start owes before its first step: the evaluation of its step, the row that waits
     for it, and a checkpoint of a new run, or of one that was rolled back."""
     state = run.state
-    if state.step:  # the rates of the last step are saved again if no step follows
+    if state.step:  # a checkpoint saved before the next step must hold the rates of the last one
         set_learning_rates(run.trainer.optimizer, state.step - 1, run.config)
     row = {"step": state.step, "tokens": state.tokens, **state.pending}
     state.pending = {}
@@ -402,7 +412,7 @@ def catch_up(run: Run, records: Records) -> None:
             is_best = evaluate_and_record(run, row)
     if not state.pending:
         records.write(row)
-    run.stop.agreed(run.env)  # if so, the run is over
+    run.stop.agreed(run.env)  # sets stop.stopped, which the loop reads
     is_saved = run.resumed_from is not None and run.rollback_row is None
     if not is_saved or "val_loss" in row:
         with records.meter.paused("saving_s"):
@@ -476,9 +486,9 @@ def finish(run: Run, records: Records, has_trained: bool) -> int:
 
 def end_failed(
     run: Run, records: Records, row: dict[str, Any], failure: RollBack | ValueError
-) -> NoReturn:
-    """Write the last row, and raise `failure`. A spike is not saved: it rolls the run back while
-    roll-backs are left, and after that ends it like another failure."""
+) -> RollBack | ValueError:
+    """Write the last row. Returns the error to raise. A spike is not saved: it rolls the run back
+    while roll-backs are left, and after that ends it like another failure."""
     records.write({**row, "failure": str(failure)})
     is_spike = isinstance(failure, RollBack)
     if not is_spike:
@@ -490,8 +500,8 @@ def end_failed(
     if is_spike and run.state.rollbacks < run.config.max_rollbacks:
         records.saver.close()
         run.env.barrier()  # the others wait until rank 0 has written the checkpoint
-        raise failure
-    raise ValueError(str(failure))
+        return failure
+    return ValueError(str(failure))
 
 
 # --------------------------------------------------------------------------------------------- main

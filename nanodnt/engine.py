@@ -111,14 +111,12 @@ class Trainer:
     scaler: torch.amp.GradScaler  # scaler of the loss, for fp16
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
-    step_model: Callable | None = (
-        None  # returns logits and loss: the model, compiled or wrapped for
-    )
-    #   several processes; None = model
-    on_phase_end: Callable[[str], None] = lambda phase: None  # called after forward and
-    #   backward of micro batches, clip, optimizer
-    average_gradients: Callable[[], None] = lambda: None  # called after the last micro batch, if
-    #   step_model does not average
+    # returns logits and loss: the model, compiled or wrapped for several processes; None = model
+    step_model: Callable | None = None
+    # called after forward and backward of micro batches, clip, optimizer
+    on_phase_end: Callable[[str], None] = lambda phase: None
+    # called after the last micro batch; does the averaging if step_model does not
+    average_gradients: Callable[[], None] = lambda: None
 
 
 def training_step(
@@ -148,12 +146,13 @@ def accumulate(
     step_model = trainer.model if trainer.step_model is None else trainer.step_model
     loss = torch.zeros((), device=batch[0].device)
     trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
-    # DDP's buckets hold the gradients of earlier micro batches; dropped, these would be held twice
+    # Under DDP p.grad is a view of a bucket. Set to None, it would be allocated anew for the first
+    # micro batches, beside the bucket.
     in_buckets = isinstance(step_model, DistributedDataParallel) and n > 1
     trainer.optimizer.zero_grad(set_to_none=not in_buckets)
     for i, micro_batch in enumerate(micro_batches):
         with sync_gradients(step_model, last=i == n - 1):
-            divisor = n
+            divisor = n  # inverse of the micro batch's weight
             if targets_per_rank is not None:
                 divisor = targets_per_rank / (micro_batch[1] != -1).sum()
             micro_loss = step_model(*micro_batch)[1] / divisor
@@ -215,7 +214,7 @@ def evaluate(
     rows = data.validation(eval_tokens)
     own_rows = rows[env.rank :: env.world_size]
     n_batches = math.ceil(len(rows) / (env.world_size * micro))  # the same on every rank
-    totals = 0
+    totals = 0  # then a tensor: the sum of each score over the targets, and their count
     model.eval()
     for i in range(n_batches):
         batch_rows = own_rows[i * micro : (i + 1) * micro]

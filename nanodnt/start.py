@@ -14,7 +14,13 @@ from model import GPT, GPTConfig, Transformer
 from nanodnt.data import PreparedData
 from nanodnt.engine import split_batch
 from nanodnt.files import check_folder
-from nanodnt.optim import Optimizer, describe_groups, fill_defaults, load_optimizer
+from nanodnt.optim import (
+    Optimizer,
+    describe_groups,
+    fill_defaults,
+    is_class_path,
+    load_optimizer,
+)
 from nanodnt.run.checkpoints import (
     RunState,
     fingerprint,
@@ -66,13 +72,13 @@ def find_start(
         check_out_dir(out_dir, config.init_from, config.overwrite, config.eval_only)
 
     if checkpoint is not None:
-        fill_if_same_kind(model_config, meta, config.dataset)
+        fill_if_readable(model_config, meta, config.dataset)
         check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
         start = resume(checkpoint, asdict(config), model_config, env)
     elif source == "scratch":
         start = start_fresh(model_config, meta, config.dataset)
     else:
-        fill_if_same_kind(model_config, meta, config.dataset)
+        fill_if_readable(model_config, meta, config.dataset)
         pretrained = read_pretrained(source, model_config)
         if pretrained is not None:
             start = start_from_pretrained(pretrained, source, model_config, config.dataset, env)
@@ -87,7 +93,9 @@ class InitFrom(NamedTuple):
     """The meaning of the flag init_from."""
 
     resumes: bool  # whether to resume the run in out_dir, if there is one
-    source: str  # what a new run starts from: scratch, a checkpoint, or a name of Hugging Face
+    # what a new run starts from: scratch, a checkpoint, or a name of Hugging Face; resume for
+    # init_from=resume, which starts none
+    source: str
 
 
 def read_init_from(setting: str) -> InitFrom:
@@ -103,7 +111,8 @@ def read_init_from(setting: str) -> InitFrom:
         if source and (Path(source) / name).is_file():
             source = str(Path(source) / name)
             break
-    return InitFrom(first == "auto" or setting == "resume", source)
+    resumes = first == "auto" or setting == "resume"
+    return InitFrom(resumes=resumes, source=source)
 
 
 def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: bool) -> None:
@@ -126,7 +135,7 @@ def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: boo
     )
 
 
-def fill_if_same_kind(model_config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
+def fill_if_readable(model_config: GPTConfig, meta: dict[str, Any], dataset: str) -> None:
     """`fill_from_dataset`, if the network of the flags reads what the dataset has. A run with
     weights only compares these flags with its model."""
     if task_of(model_config).reads == task_of_data(meta).reads:
@@ -258,7 +267,8 @@ def print_changes(title: str, old: dict[str, Any], new: dict[str, Any], env: Env
     """One line with the settings that differ. A setting that an older version did not have counts
     as its default."""
     train_defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
-    if ":" in train_defaults.optimizer:  # a class that is not ours has no default learning rate
+    if is_class_path(train_defaults.optimizer):
+        # fill_defaults would ask for a rate; the real one is in `old`
         train_defaults.learning_rate = 0.0
     fill_defaults(train_defaults)
     before = {field.name: field.default for field in fields(GPTConfig)}
@@ -364,7 +374,7 @@ def compile_if_worthwhile(
 def read_progress(checkpoint: dict[str, Any]) -> RunState:
     """The progress of a checkpoint's run. ValueError if it cannot be read."""
     state = RunState(**{field.name: checkpoint[field.name] for field in fields(RunState)})
-    if state.rows < 0:  # a checkpoint of an earlier version
+    if state.rows < 0:  # −1 stands for a key that an earlier version did not save
         batch_size = checkpoint["train_config"].get("batch_size")
         if not is_count(batch_size):
             raise ValueError(f"{checkpoint['path']} is damaged: its train_config has no batch_size")

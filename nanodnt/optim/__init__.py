@@ -8,7 +8,7 @@ import nanodnt.optim.adamw  # noqa: F401  # the default comes first in messages 
 from nanodnt.optim.defaults import fill_defaults, notes, rate_notes, role_notes, setting_notes
 from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes, state_tensors
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
-from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
+from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES, is_class_path
 from nanodnt.optim.schedule import lr_at
 
 # Optimizers register themselves, so every file of this folder is imported, by name. Only some runs
@@ -24,6 +24,7 @@ __all__ = [
     "Optimizer",
     "describe_groups",
     "fill_defaults",
+    "is_class_path",
     "load_optimizer",
     "lr_at",
     "make_optimizer",

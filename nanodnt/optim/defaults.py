@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from model import Transformer
-from nanodnt.optim.registry import OPTIMIZERS, RATIOS, Rule, refuse
+from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES, Rule, is_class_path, refuse
 from nanodnt.settings import TrainConfig
 
 RATIO_FLAGS = [f"lr_ratio_{block_type}" for block_type in RATIOS]
@@ -11,7 +11,7 @@ RATIO_FLAGS = [f"lr_ratio_{block_type}" for block_type in RATIOS]
 
 def fill_defaults(config: TrainConfig) -> None:
     """Fill in what is None. ValueError for values that contradict each other or have no effect."""
-    entry = find_optimizer(config)
+    entry = find_or_register(config)
     check_unused(config, entry)
     fill(config, entry.defaults | entry.defaults_for(config))
     if entry.fallback_rule:
@@ -32,10 +32,11 @@ def fill_defaults(config: TrainConfig) -> None:
     check_ratios(config)
 
 
-def find_optimizer(config: TrainConfig) -> Rule:
-    """The rule that --optimizer names. ValueError for an unknown name."""
+def find_or_register(config: TrainConfig) -> Rule:
+    """The rule that --optimizer names; MODULE:CLASS is registered here. ValueError for an unknown
+    name."""
     name = config.optimizer
-    if ":" in name:
+    if is_class_path(name):
         from nanodnt.optim.adapter import register_class  # few runs need it
 
         return register_class(name, config.optimizer_args)
@@ -55,7 +56,7 @@ def fill(config: TrainConfig, values: dict) -> None:
 def check_unused(config: TrainConfig, entry: Rule) -> None:
     """ValueError for flags that are for other optimizers."""
     name = config.optimizer
-    if config.optimizer_args and name in OPTIMIZERS:
+    if config.optimizer_args and not is_class_path(name):
         text = f"optimizer_args={config.optimizer_args} has no effect on {name}"
         refuse(f"{text}: leave it out, or choose MODULE:CLASS")
     flags = [flag for other in OPTIMIZERS.values() for flag in other.defaults]
@@ -63,8 +64,10 @@ def check_unused(config: TrainConfig, entry: Rule) -> None:
         value = getattr(config, flag)
         if value is not None and flag not in entry.defaults:
             users = [other for other in OPTIMIZERS if flag in OPTIMIZERS[other].defaults]
-            text = f"{flag}={value} has no effect on {name}: leave it out, or choose"
-            refuse(f"{text} {' or '.join(users)}")
+            fix = f"leave it out, or choose {' or '.join(users)}"
+            if is_class_path(name):
+                fix += f", or set optimizer_args={flag}={value}"
+            refuse(f"{flag}={value} has no effect on {name}: {fix}")
 
 
 def rate_notes(config: TrainConfig, given: dict) -> list[str]:
@@ -86,9 +89,10 @@ def check_rates(config: TrainConfig, entry: Rule) -> None:
         text = f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}"
         refuse(f"{text}: lower min_lr")
     prefixes = [""]
+    decay = "weight_decay"  # the flag with the decay of gains and scalars
     if entry.fallback_rule:
         prefixes.append(f"{entry.fallback_rule}_")
-    decay = f"{prefixes[-1]}weight_decay"  # decay of gains and scalars
+        decay = f"{entry.fallback_rule}_weight_decay"
     for name, off in (("decay_gains", "none"), ("decay_scalars", False)):
         value = getattr(config, name)
         if value != off and not getattr(config, decay):
@@ -154,13 +158,10 @@ def setting_notes(config: TrainConfig) -> list[str]:
 
 def optimizer_notes(config: TrainConfig) -> Iterator[str]:
     name = config.optimizer
-    entry = find_optimizer(config)
-    if config.blockwise_lr and not entry.ratios:
+    if config.blockwise_lr and not RULES[name].ratios:
         published = " and ".join(other for other in OPTIMIZERS if OPTIMIZERS[other].ratios)
         text = f"blockwise_lr: the paper has ratios for {published}"
         yield f"{text}; those for {name} are our choice"
-    if (config.beta1, config.beta2) != (0.9, 0.95) and not entry.uses_betas:
-        yield f"beta1 and beta2 have no effect on {name}"
 
 
 def schedule_notes(config: TrainConfig) -> Iterator[str]:
@@ -176,10 +177,21 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
         yield f"{text}{config.lr_decay_iters}: the LR falls from its peak to min_lr in one step"
 
 
+def uses_betas(config: TrainConfig, model: Transformer) -> bool:
+    """Whether beta1 and beta2 have an effect: on the optimizer, or on its fallback rule."""
+    rules = [RULES[config.optimizer]]
+    if rules[0].fallback_rule:
+        rules.append(RULES[rules[0].fallback_rule])
+    return any("betas" in rule.options(config, "ffn", model) for rule in rules)
+
+
 def role_notes(config: TrainConfig, model: Transformer) -> list[str]:
-    """Notes on flags for roles that the model does not have."""
+    """The notes that depend on the model: on betas, and on flags for roles that it does not
+    have."""
     roles = set(model.roles().values())
     lines = []
+    if (config.beta1, config.beta2) != (0.9, 0.95) and not uses_betas(config, model):
+        lines.append(f"beta1 and beta2 have no effect on {config.optimizer}")
     if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
         lines.append("decay_gains has no effect: the model has no gains")
     if config.decay_scalars and not roles & {"scalar", "bias"}:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from layers.roles import BLOCK_ROLES, MATRICES
 from model import GPTConfig, Transformer
 from nanodnt.optim.optimizer import Optimizer
-from nanodnt.optim.registry import OPTIMIZERS, RULES, Group, refuse
+from nanodnt.optim.registry import RULES, Group, is_class_path, refuse
 from nanodnt.optim.scaling import learning_factors
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     base_lr: float  # peak LR before lr_ratio
     lr_ratio: float  # ratio of the block type under blockwise_lr, else 1
     weight_decay: float
-    label: str  # name of the group in tables and metrics
+    label: str  # name of the group in tables and metrics, before `make_optimizer` numbers it
     # of a model that is larger than the tuned one: factors on the LR and on Adam's ε
     rate_factor: float = 1.0
     eps_factor: float = 1.0
@@ -52,15 +52,20 @@ def make_optimizer(model: Transformer, config: TrainConfig) -> Optimizer:
         z_coef=config.z_coef,
     )
     groups = []
+    n_with_label = Counter()
     for row, params in group_table(model, config).items():
+        # a larger model scales parameters with one label differently: label, label_2, …
+        n_with_label[row.label] += 1
+        label = row.label
+        if n_with_label[label] > 1:
+            label = f"{label}_{n_with_label[label]}"
         options = RULES[row.rule].options(config, row.role, model)
-        group = make_group(row, options)
+        group = make_group(row, label, options)
         group["params"] = [p for _, p in params]
         group["param_names"] = [name for name, _ in params]
         group["compiled"] = bool(config.compile)
         groups.append(group)
-    number_labels(groups)
-    if config.optimizer in OPTIMIZERS:
+    if not is_class_path(config.optimizer):
         return Optimizer(groups)
     from nanodnt.optim.adapter import Adapter  # few runs need it
 
@@ -85,7 +90,7 @@ def group_table(model: Transformer, config: TrainConfig) -> Table:
         row = make_row(config, roles[name], block_types[name], roles[name] in decayed)
         shape = tuple(p.shape)
         if block_types[name] == "head" and p.ndim == 1:
-            shape = (1,)  # a bias of classes does not grow
+            shape = (1,)  # the bias of the ViT's head, one number a class, does not grow
         scaling = RULES[row.rule].lr_scaling(config)
         rate, eps = learning_factors(model.config, row.role, scaling, shape, p in in_blocks)
         row = row._replace(rate_factor=rate, eps_factor=eps)
@@ -115,15 +120,15 @@ def make_row(config: TrainConfig, role: str, block_type: str, decays: bool) -> R
     if decays:
         decay = getattr(config, f"{prefix}weight_decay")
     if config.blockwise_decay == "unscaled":
-        decay /= ratio or 1.0
+        decay /= ratio or 1.0  # a ratio of 0 freezes the block
     return Row(role, rule, getattr(config, f"{prefix}learning_rate"), ratio, decay, label)
 
 
-def make_group(row: Row, options: Group) -> Group:
+def make_group(row: Row, label: str, options: Group) -> Group:
     """A group of this row without parameters, with the `options` of its rule. LR · decay does not
     depend on the model's size."""
     group = Group(
-        label=row.label,
+        label=label,
         role=row.role,
         rule=row.rule,
         base_lr=row.base_lr * row.rate_factor,
@@ -134,17 +139,6 @@ def make_group(row: Row, options: Group) -> Group:
     if "eps" in group:
         group["eps"] *= row.eps_factor
     return group
-
-
-def number_labels(groups: list[Group]) -> None:
-    """Groups with the same label, which a larger model scales differently, become label, label_2,
-    …"""
-    n_with_label = Counter()
-    for group in groups:
-        label = group["label"]
-        n_with_label[label] += 1
-        if n_with_label[label] > 1:
-            group["label"] = f"{label}_{n_with_label[label]}"
 
 
 def decayed_roles(roles: set[str], gains: str, scalars: bool, embeddings: bool) -> tuple[str, ...]:

@@ -97,8 +97,8 @@ def update_averages(
     `ahead`: a list of u, of any dtype; empty or None where u is not needed. Where found_inf is
     true, m does not change.
 
-    torch's SGD does the first line before it updates the weights, w ← w − lr m; with lr = 0 these
-    stay as they are."""
+    The trick of the fused kernel: torch's SGD with lr = 0 updates only its buffer, by the first
+    line."""
     if compiled or params[0].device.type not in FUSED:
         lists = (grads, averages, ahead or [None] * len(grads))
         numbers = dict(beta=beta, nesterov=nesterov)
@@ -248,8 +248,9 @@ def plain_adamw(
     set_if_finite(p, p * (1 - lr * weight_decay) - rate * m, found_inf)
 
 
-# Muon's two updates: no sum has two products, of which a compiler might fuse either. So kernels of
-# other shapes, or without u, round alike, and the bits do not depend on the number of processes.
+# Muon updates its momentum by plain_average and its weights by plain_sgd. In both, no sum has two
+# products, of which a compiler might fuse either. So kernels of other shapes, or without u, round
+# alike, and the bits do not depend on the number of processes.
 
 
 def plain_sgd(

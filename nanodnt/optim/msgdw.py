@@ -5,9 +5,7 @@
 
 By default this is the paper's momentum SGD, m ← μ m + g (sec. 2), with the decoupled decay of
 timm's sgdw, which the paper uses (App. C): the order and the first step are timm's. State: 4 bytes
-a parameter. As long as all gradients of a tensor have been exactly zero, its next one still counts
-as the first (this matters to dampening only). Defaults: the paper's language models, GPT-2 and
-L-DNT (Table 5).
+a parameter. Defaults: the paper's language models, GPT-2 and L-DNT (Table 5).
 """
 
 import torch
@@ -59,7 +57,9 @@ def dampened(
     shards: "dist.ProcessGroup | None",
 ) -> list[Tensor]:
     """Copies of the gradients, times 1 − dampening where the momentum is not all zeros on every
-    process."""
+    process. So as long as all gradients of a tensor have been exactly zero, its next one still
+    counts as the first."""
+    # the L1 norm is 0 only if every entry is: squares of small entries could underflow
     started = (torch.stack(torch._foreach_norm(momenta, 1)) > 0).float()
     if shards:
         dist.all_reduce(started, dist.ReduceOp.MAX, shards)
@@ -75,6 +75,5 @@ register(
     defaults=dict(
         learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False
     ),
-    uses_betas=False,
     lr_scaling=lambda config: "sgd",
 )

@@ -19,7 +19,7 @@ class Optimizer(torch.optim.Optimizer):
     # Rules read these two, which `update` of nanodnt/engine.py sets. They have the names of
     # arguments of torch's fused kernels.
     grad_scale: Tensor | None = None  # (): divisor of the gradients of this step
-    found_inf: Tensor | None = None  # (): bool, or a number ≠ 0, for gradients that are not finite
+    found_inf: Tensor | None = None  # (): bool, or a number > 0, for gradients that are not finite
 
     def __init__(self, groups: list[Group]) -> None:
         super().__init__(groups, dict(lr=0.0, weight_decay=0.0, compiled=False))
@@ -72,8 +72,8 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def load(self, saved: dict[str, State], groups: list[dict[str, Any]]) -> None:
-        """Take over states that fit. The saved `groups` are not needed: LR, betas and decay stay as
-        configured."""
+        """Take over states that fit. LR, betas and decay stay as configured, so the saved `groups`
+        are for Adapter only."""
         fresh = self.state_by_name()
         for name, state in saved.items():
             for key, value in state.items():

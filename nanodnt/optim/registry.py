@@ -1,11 +1,16 @@
 """Update rules and optimizers by name.
 
-To add an optimizer, put one file into this folder that ends with a call of `register_update` (the
-update of one parameter is enough) or of `register`. Then --optimizer=NAME works everywhere. A rule
-for `register` is three functions; adamw.py is the shortest example:
+To add an optimizer, put one file into this folder. The update of one parameter is enough:
+
+    update(p, g, state, group, t)      changes p and state in place
+    register_update(NAME, update, …)   makes --optimizer=NAME of it: see its docstring
+
+A rule that is to be faster, or that needs whole matrices, is three functions and a call of
+`register`; adamw.py is the shortest example:
 
     options(config, role, model)       → dict: constants of the parameter group of this role
-    state(p, group)                    → dict: state of p before the first step, perhaps on meta
+    state(p, group)                    → dict: state of p before the first step; p may be on the
+                                       meta device, when memory is counted
     step(work, grad_scale, found_inf)  updates the parameters of all its groups in place
 
 `step` divides the gradients by the tensor `grad_scale`: this clips them (None: no clipping). Where
@@ -45,8 +50,8 @@ State = dict[str, Tensor]  # optimizer state of one parameter
 
 
 class Group(TypedDict, total=False):
-    """A parameter group: keys of every group, then options of single rules. Checkpoints hold all
-    but `compiled`."""
+    """A parameter group: keys of every group, then options of our rules. A rule may have further
+    ones, which need no line here. Checkpoints hold all but `compiled`."""
 
     params: list[Tensor]
     param_names: list[str]
@@ -85,9 +90,11 @@ class Rule(NamedTuple):
 
     options: Callable[[TrainConfig, str, Transformer], Group]
     state: Callable[[Tensor, Group], State]
-    step: Callable[[list[Work], Tensor | None, Tensor | None], None] | None  # None: Adapter has it
-    # {flag: default} with learning_rate and weight_decay. Flags of other optimizers are refused. A
-    # new flag is one more line in TrainConfig with the default None
+    # None for MODULE:CLASS, whose step Adapter calls
+    step: Callable[[list[Work], Tensor | None, Tensor | None], None] | None
+    # {flag: default}: learning_rate, weight_decay, and the flags that only some optimizers have
+    # (momentum, say). Those of other optimizers are refused. A new flag is one more line in
+    # TrainConfig with the default None
     defaults: dict = {}
     # defaults that depend on other settings; they replace those above
     defaults_for: Callable[[TrainConfig], dict] = lambda config: {}
@@ -95,7 +102,6 @@ class Rule(NamedTuple):
     # {fallback_rule}_learning_rate and {fallback_rule}_weight_decay; None: the same rule
     fallback_rule: str | None = None
     ratios: dict[str, float] | None = None  # published blockwise LR ratios; None: RATIOS
-    uses_betas: bool = True  # whether beta1 and beta2 have an effect
     # How its LR follows the size of the model: "adam" (updates whose size does not depend on that
     # of the gradient), "sgd" (in proportion to the gradient), or a key of MUON in scaling.py
     lr_scaling: Callable[[TrainConfig], str] = lambda config: "adam"
@@ -105,15 +111,31 @@ RULES: dict[str, Rule] = {}
 OPTIMIZERS: dict[str, Rule] = {}  # rules that --optimizer names
 
 
+def is_class_path(name: str) -> bool:
+    """Whether --optimizer=`name` is MODULE:CLASS, a class that is not ours."""
+    return ":" in name
+
+
 def register(name: str, *functions: Callable, **settings: object) -> None:
     """Register a `Rule` with these fields as --optimizer=`name`. ValueError for a name that is
-    taken."""
+    taken, and for `defaults` that could not act."""
     if name in OPTIMIZERS:
         refuse(f"two optimizers register as {name!r}: rename one")
-    RULES[name] = OPTIMIZERS[name] = Rule(*functions, **settings)
+    rule = Rule(*functions, **settings)
+    if not {"learning_rate", "weight_decay"} <= rule.defaults.keys():
+        refuse(f"optimizer {name}: its defaults must have learning_rate and weight_decay")
+    for flag in rule.defaults:
+        if not hasattr(TrainConfig, flag):
+            refuse(f"optimizer {name}: its default {flag} is no flag: add it to TrainConfig, None")
+        if getattr(TrainConfig, flag) is not None:
+            text = f"{flag}={getattr(TrainConfig, flag)} is the default of every optimizer"
+            refuse(f"optimizer {name}: {text}: set it in a config, or add a flag with default None")
+    RULES[name] = rule
+    OPTIMIZERS[name] = rule
 
 
 def beta_options(config: TrainConfig, role: str, model: Transformer) -> Group:
+    """The `options` of a rule whose only constants are beta1 and beta2."""
     return Group(betas=(config.beta1, config.beta2))
 
 
@@ -129,9 +151,9 @@ def register_update(
         update(p, g, state, group, t)
 
     `p`, `g`: parameter and clipped gradient, which must stay as it is; `state`: a tensor shaped as
-    p, zeros before the first step, for each name in the list `state`; `group`: a Group with lr,
-    weight_decay and the `options` (betas by default); `t`: number of this update from 1, a tensor
-    (). `settings`: further fields of a Rule.
+    p, zeros before the first step, for each name in the list `state` ("step" is taken); `group`: a
+    Group with lr, weight_decay and the `options` (betas by default); `t`: number of this update
+    from 1, a tensor (). `settings`: further fields of a Rule.
 
     Where the gradient is not finite, the old values are written back: this takes copies of p and
     its state. Under FSDP2 the tensors are the rows that this process holds, so `update` must work
@@ -156,11 +178,14 @@ def update_shard(
     """Call an `update` of `register_update` on the rows of this process."""
     shards = {key: local_shard(t) for key, t in state.items()}
     changed = [local_shard(p), *shards.values()]
-    before = [] if found_inf is None else [t.clone() for t in changed]
-    t = shards.pop("step").add_(1)
-    update(local_shard(p), local_shard(g), shards, group, t)
-    for new, old in zip(changed, before, strict=False):
-        new.copy_(if_finite(found_inf, new, old))
+    before = []
+    if found_inf is not None:
+        before = [tensor.clone() for tensor in changed]
+    count = shards.pop("step").add_(1)
+    update(local_shard(p), local_shard(g), shards, group, count)
+    if found_inf is not None:
+        for new, old in zip(changed, before, strict=True):
+            new.copy_(if_finite(found_inf, new, old))
 
 
 def refuse(text: str) -> NoReturn:

@@ -53,11 +53,11 @@ class Factors(NamedTuple):
 
 
 def learning_factors(
-    config: Any, role: str, like: str, shape: tuple[int, ...], in_block: bool
+    config: Any, role: str, kind: str, shape: tuple[int, ...], in_block: bool
 ) -> Factors:
     """Factors of a parameter of this role and shape; `config` is the GPTConfig.
 
-    `like` is the kind of its update rule: "adam", "sgd", or a key of MUON. A single number does not
+    `kind` is that of its update rule: "adam", "sgd", or a key of MUON. A single number does not
     grow, and a vector as long as a head grows with the head, our choice. In a block the depth adds
     l^(α − 1) for Adam and Muon, l^(2α − 1) for SGD, and l^-α for ε. The exponents of SGD and Muon
     follow from Adam's, our choice.
@@ -75,8 +75,8 @@ def learning_factors(
         wider = larger.head_dim
     deeper = larger.n_layer if in_block else 1.0
 
-    if like == "sgd":
+    if kind == "sgd":
         rate = wider**powers.sgd * deeper ** (2 * alpha - 1)
     else:
-        rate = wider ** MUON.get(like, powers.adam) * deeper ** (alpha - 1)
+        rate = wider ** MUON.get(kind, powers.adam) * deeper ** (alpha - 1)
     return Factors(rate, wider**powers.eps * deeper**-alpha)

@@ -19,7 +19,8 @@ def lr_at(step: int, config: TrainConfig, group: Group | None = None) -> float:
     A `constant` group keeps base_lr. The peak of others is base_lr · lr_ratio. Warm-up: peak · t/W
     for t ≤ W = warmup_iters, so the first LR is not zero; with blockwise_start=warmup_end it rises
     to base_lr instead. After it the LR is floor + curve · (peak − floor), with floor = min_lr ·
-    base_lr / learning_rate, times lr_ratio with blockwise_min_lr=proportional."""
+    base_lr / learning_rate, times lr_ratio with blockwise_min_lr=proportional. The schedule dyt has
+    another warm-up: see `dyt_warmup`."""
     base = config.learning_rate
     ratio = 1.0
     if group:
@@ -49,19 +50,19 @@ def curve(t: int, config: TrainConfig) -> float:
     """The part of the way from floor to peak that is left at update t, in 0..1. With W =
     warmup_iters and T = lr_decay_iters it falls to 0 at T and stays there:
 
-        cosine, linear   from 1 at W
-        wsd              1 until T − wsd_decay_iters
         dyt              cosine from 1 at 0
+        wsd              1 until T − wsd_decay_iters
+        cosine, linear   from 1 at W
     """
     end = config.lr_decay_iters
     begin = config.warmup_iters
     form = config.schedule
-    if config.schedule == "wsd":
-        begin = end - config.wsd_decay_iters
-        form = config.wsd_decay
-    elif config.schedule == "dyt":
+    if config.schedule == "dyt":
         begin = 0
         form = "cosine"
+    elif config.schedule == "wsd":
+        begin = end - config.wsd_decay_iters
+        form = config.wsd_decay
     progress = max(0.0, min(1.0, (t - begin) / max(1, end - begin)))
     return DECAYS[form](progress)
 

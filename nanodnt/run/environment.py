@@ -44,13 +44,11 @@ class Env:
     dtype: torch.dtype  # dtype of the matrix products
     distributed: bool
     timeout: timedelta | None = None  # how long a process waits for another before it gives up
-    control: "dist.ProcessGroup | None" = (
-        None  # gloo group for messages between hosts, which do not
-    )
-    #   wait for a GPU
+    # gloo group for messages between hosts, which do not wait for a GPU
+    control: "dist.ProcessGroup | None" = None
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
-    closing: list[Callable[[], None]] = field(default_factory=list)  # called before the process
-    #   group is destroyed
+    # functions that are called before the process group is destroyed
+    closing: list[Callable[[], None]] = field(default_factory=list)
     asked: Asked | None = None  # the question of the last call of `any_rank_before`
 
     @property

@@ -30,7 +30,7 @@ def main(argv=None):
 READERS = "docs tools/test_bench.py tools/test_describe.py tools/test_nanogpt.py unit/test_house.py"
 READERS += " unit/test_configs.py unit/test_configurator.py unit/test_paper_values.py"
 READERS += " unit/test_optim.py unit/test_optim_groups.py unit/test_layout_equations.py"
-READERS += " unit/test_schedules.py"
+READERS += " unit/test_schedules.py unit/test_adapter.py"
 
 
 def write(root, name: str, text: str) -> None:

@@ -45,6 +45,31 @@ class Silent(Nested):
         torch.optim.Optimizer.__init__(self, params, dict(mu=0.9, weight_decay=0.0, count=0))
 
 
+class Regroups(torch.optim.Optimizer):
+    """All parameters in one new group, with one learning rate."""
+
+    def __init__(self, params, lr):
+        every = [p for group in params for p in group["params"]]
+        super().__init__(every, dict(lr=lr, weight_decay=0.0))
+
+
+class WithoutRate(Nested):
+    def __init__(self, params, mu=0.9):
+        super().__init__(params, mu=mu)
+
+
+class Bare(Nested):
+    """Does not call the constructor of torch's Optimizer."""
+
+    def __init__(self, params, lr):
+        self.lr = lr
+
+
+class Exits(Nested):
+    def __init__(self, params, lr):
+        raise SystemExit(3)
+
+
 class NeedsClosure(Nested):
     def step(self, closure):
         closure()

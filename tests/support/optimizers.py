@@ -202,14 +202,17 @@ def compile_updates(monkeypatch, backend="inductor") -> None:
 
 
 def lion_source():
-    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py. Skips where a fork
-    has no such page."""
+    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py."""
+    return block_of_page(r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```")
+
+
+def block_of_page(pattern: str) -> str:
+    """The block of docs/optimizers.md that the group of `pattern` matches. Skips where a fork has
+    no such page."""
     if not (ROOT / "docs" / "optimizers.md").exists():
         pytest.skip("this fork has deleted docs/optimizers.md")
     page = (ROOT / "docs" / "optimizers.md").read_text()
-    (source,) = re.findall(
-        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", page, re.DOTALL
-    )
+    (source,) = re.findall(pattern, page, re.DOTALL)
     return source
 
 

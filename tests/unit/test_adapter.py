@@ -10,6 +10,7 @@ import torch
 
 from model import GPT
 from nanodnt.optim import (
+    OPTIMIZERS,
     describe_groups,
     fill_defaults,
     load_optimizer,
@@ -17,10 +18,14 @@ from nanodnt.optim import (
     notes,
     state_bytes,
 )
+from nanodnt.optim.adapter import print_note
 from nanodnt.settings import TrainConfig
+from support import foreign
 from support.optimizers import (
     ALL,
     MIXED,
+    assert_steps,
+    block_of_page,
     drive,
     driven,
     everything,
@@ -158,7 +163,7 @@ def test_a_state_of_other_parameters_is_refused():
         load_optimizer(optimizer, saved, step=1)
 
 
-def test_state_bytes_are_counted_by_a_step_without_contents():
+def test_state_bytes_are_counted_by_a_step_without_contents(capsys):
     """Adagrad: a sum a parameter, and a count on the CPU, 4 bytes. Nested: 8 bytes and a count of
     8; one more for each group."""
     real = tiny()
@@ -170,8 +175,11 @@ def test_state_bytes_are_counted_by_a_step_without_contents():
         config = settings(optimizer="torch.optim:Adagrad")
         assert state_bytes(model, config) == 4 * n + 4 * tensors_of
         assert state_bytes(model, settings(**NESTED)) == 8 * n + 8 * tensors_of
-    with pytest.warns(UserWarning, match="the state of support.foreign:Reads is not counted"):
+    print_note.cache_clear()
+    for _ in range(2):
         assert state_bytes(meta, settings(optimizer="support.foreign:Reads")) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: the state of support.foreign:Reads is not counted (RuntimeError")
 
 
 def test_a_learning_rate_is_needed_and_decay_is_off():
@@ -180,23 +188,51 @@ def test_a_learning_rate_is_needed_and_decay_is_off():
     config = TrainConfig(optimizer="torch.optim:SGD", learning_rate=0.5)
     fill_defaults(config)
     assert (config.weight_decay, config.min_lr, config.momentum) == (0.0, 0.05, None)
-    with pytest.raises(ValueError, match="momentum=0.9 has no effect on torch.optim:SGD"):
+    with pytest.raises(ValueError) as error:
         settings(optimizer="torch.optim:SGD", momentum=0.9)
+    assert "momentum=0.9 has no effect on torch.optim:SGD: leave it out, or" in str(error.value)
+    assert str(error.value).endswith(", or set optimizer_args=momentum=0.9")
+
+
+def test_the_class_of_the_page(tmp_path, monkeypatch):
+    """docs/optimizers.md: m ← μ m + g; w ← w (1 − ηλ) − η sign(m), in float64."""
+    source = block_of_page(r"whole of `my_signum\.py`, [\w\s]+`train\.py`:\n\n```python\n(.*?)```")
+    (tmp_path / "my_signum.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def update(role, w, decay, steps):
+        m = torch.zeros_like(w)
+        for g, lr in steps:
+            m = 0.5 * m + g
+            w = w * (1 - lr * decay) - lr * torch.sign(m)
+        return w
+
+    flags = dict(optimizer="my_signum:Signum", optimizer_args="momentum=0.5")
+    assert_steps(update, tiny(**ALL).double(), 1e-12, **flags)
 
 
 FOREIGN = "support.foreign"
 REFUSED = {
-    "sgd": "optimizer='sgd' is unknown: allowed are adamw, adam_mini, msgdw, muon, or MODULE:CLASS",
+    "sgd": f"optimizer='sgd' is unknown: allowed are {', '.join(OPTIMIZERS)}, or MODULE:CLASS",
     "nowhere.at.all:X": "no module 'nowhere' in this environment: install",
-    ":SGD": "importing  fails: ValueError: Empty module name",
+    ":SGD": "must be MODULE:CLASS, as in from MODULE import CLASS",
+    f"{FOREIGN}:": "must be MODULE:CLASS, as in",
+    "./support.foreign:Nested": "must be MODULE:CLASS, as in",
+    f"{FOREIGN}.py:Nested": f"leave .py out, as in {FOREIGN}:Nested",
     f"{FOREIGN}:Nothing": f"{FOREIGN} has no Nothing",
     f"{FOREIGN}:no_class": "no_class is no subclass of torch.optim.Optimizer",
     "torch.nn:Linear": "Linear is no subclass of torch.optim.Optimizer",
     f"{FOREIGN}:Silent": "has no lr in its groups: it would ignore the schedule",
+    f"{FOREIGN}:Regroups": "makes groups of its own, which learning rates and decay would",
+    f"{FOREIGN}:WithoutRate": "its constructor must take lr",
+    f"{FOREIGN}:Bare": "its constructor must call super().__init__",
+    f"{FOREIGN}:Exits": "refuses its settings: SystemExit: 3",
     f"{FOREIGN}:NeedsClosure": "needs a closure, which a training step does not have",
     "torch.optim:Rprop": "Rprop has no weight_decay: leave --weight_decay out",
     f"{FOREIGN}:Nested mu=2": "refuses its settings: ValueError: invalid lr 0.01 or mu 2",
     f"{FOREIGN}:Nested mu=-1,nu=2": "got an unexpected keyword argument 'nu'",
+    "torch.optim:SGD momentum='high'": "refuses its settings: TypeError: '<' not supported",
+    f"{FOREIGN}:Nested mu=0.9,mu=0.8": "optimizer_args=mu=0.9,mu=0.8 has an argument twice",
     f"{FOREIGN}:Nested lr=2": "optimizer_args=lr=2: use --learning_rate and --weight_decay",
     "adamw mu=2": "optimizer_args=mu=2 has no effect on adamw",
 }
@@ -222,7 +258,7 @@ def test_a_state_that_no_checkpoint_holds_ends_the_first_step(name, words):
         driven(dict(optimizer=f"{FOREIGN}:{name}"), gradients(tiny(), 1))
 
 
-def test_an_error_of_its_step_gets_one_line():
+def test_an_error_of_its_step_gets_one_line(monkeypatch):
     """It names optimizer, place, kind and message; the error itself is its cause. Out of memory
     has a line of its own."""
     steps = gradients(tiny(), 2)
@@ -236,6 +272,10 @@ def test_an_error_of_its_step_gets_one_line():
     assert type(caught.value.__cause__) is ArithmeticError
     with pytest.raises(torch.OutOfMemoryError):
         driven(dict(optimizer=f"{FOREIGN}:RunsOut"), steps)
+    for kind in (ValueError, SystemExit):
+        monkeypatch.setattr(foreign.Fails, "error", kind)
+        with pytest.raises(ValueError, match=f"{kind.__name__}: a mistake of its author"):
+            driven(dict(optimizer=f"{FOREIGN}:Fails"), steps)
 
 
 def test_a_gradient_that_is_missing_leaves_its_parameter_alone():

@@ -16,7 +16,7 @@ import torch
 
 from model import GPT
 from nanodnt.optim import RULES, describe_groups, load_optimizer, make_optimizer, notes, state_bytes
-from nanodnt.optim.registry import register
+from nanodnt.optim.registry import OPTIMIZERS, register
 from support.optimizers import (
     ALL,
     DECAYED,
@@ -27,6 +27,7 @@ from support.optimizers import (
     OURS,
     VARIANTS,
     assert_steps,
+    block_of_page,
     blocks_of,
     drive,
     driven,
@@ -346,6 +347,20 @@ def test_lion_is_its_recurrence(lion):
     assert_steps(update, tiny(**ALL).double(), 1e-12, optimizer="lion", beta1=0.8, beta2=0.9)
 
 
+def test_an_update_without_betas():
+    """The page's `options`: the groups have them, and the betas have no effect."""
+    imports = "from nanodnt.optim.registry import Group, register_update\n\n"
+    update = (
+        "def update(p, g, state, group, t):\n    p.sub_(group['lr'] * group['momentum'] * g)\n\n"
+    )
+    source = imports + update + block_of_page(r"```python\n(def options.*?)```")
+    with registered(source):
+        config = settings(optimizer="signum", beta2=0.99)
+        groups = make_optimizer(tiny(), config).param_groups
+        assert all(g["momentum"] == 0.9 and "betas" not in g for g in groups)
+        assert notes(config, tiny()) == ["beta1 and beta2 have no effect on signum"]
+
+
 def test_lion_clips_and_skips(lion):
     """Gradients are divided by grad_scale; where one is not finite, parameters, state and the count
     of steps keep their bits, in the first step and later."""
@@ -414,3 +429,21 @@ def test_lions_settings(lion):
 def test_a_name_registers_once(lion):
     with pytest.raises(ValueError, match="two optimizers register as 'lion'"):
         register("lion", *RULES["lion"][:3], defaults=dict(learning_rate=1.0, weight_decay=0.0))
+
+
+RATES = dict(learning_rate=1.0, weight_decay=0.0)
+
+
+@pytest.mark.parametrize(
+    "defaults, words",
+    [
+        (RATES | dict(beta2=0.99), "beta2=0.95 is the default of every optimizer"),
+        (RATES | dict(signum=2.0), "its default signum is no flag: add it to TrainConfig"),
+        (dict(learning_rate=1.0), "must have learning_rate and weight_decay"),
+    ],
+)
+def test_defaults_that_could_not_act_are_refused(defaults, words):
+    """Nor do they harm the other optimizers: nothing is registered."""
+    with pytest.raises(ValueError, match=words):
+        register("signum", *RULES["adamw"][:3], defaults=defaults)
+    assert "signum" not in OPTIMIZERS and "signum" not in RULES

@@ -7,9 +7,10 @@ Only the balance rule stays ours. docs/optimizers.md has what the class must do.
 
 import ast
 import inspect
+import sys
 import traceback
-import warnings
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,13 @@ def register_class(name: str, arguments: str) -> Rule:
     """The rule of --optimizer=`name`, MODULE:CLASS, also as RULES[name]. Neither default is the
     class's: a learning rate must be given, and weight decay is 0 since many classes have none.
     ValueError where class or arguments cannot be read."""
-    load_class(name)
+    load_class(name)  # here for their refusals only: Adapter reads both again
     parse_arguments(arguments)
     RULES[name] = Rule(
         options=lambda config, role, model: Group(),
         state=lambda p, group: {},
-        step=None,  # which is Adapter's
+        step=None,  # Adapter has it
         defaults=dict(learning_rate=None, weight_decay=0.0),
-        uses_betas=False,
     )
     return RULES[name]
 
@@ -55,12 +55,16 @@ def register_class(name: str, arguments: str) -> Rule:
 def load_class(name: str) -> type[torch.optim.Optimizer]:
     """The class that `name`, MODULE:CLASS, names."""
     module_name, _, class_name = name.partition(":")
+    if "/" in module_name or "" in module_name.split(".") or not class_name.isidentifier():
+        refuse(f"optimizer={name} must be MODULE:CLASS, as in from MODULE import CLASS")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         fix = "install its package, or put its file beside train.py"
+        if module_name.endswith(".py"):
+            fix = f"leave .py out, as in {module_name.removesuffix('.py')}:{class_name}"
         refuse(f"optimizer={name}: no module {error.name!r} in this environment: {fix}")
-    except Exception as error:  # a file that is not ours can raise anything
+    except (Exception, SystemExit) as error:  # a file that is not ours can raise anything
         refuse(f"optimizer={name}: importing {module_name} fails: {in_one_line(error)}")
     found = getattr(module, class_name, None)
     if found is None:
@@ -80,6 +84,8 @@ def parse_arguments(text: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, AttributeError):
         allowed = "keyword arguments with plain values, as in betas=(0.9,0.95),eps=1e-8"
         refuse(f"optimizer_args={text} must be {allowed}")
+    if len(arguments) < len(call.keywords):
+        refuse(f"optimizer_args={text} has an argument twice")
     if arguments.keys() & {"lr", "weight_decay"}:
         refuse(f"optimizer_args={text}: use --learning_rate and --weight_decay for lr and decay")
     return arguments
@@ -95,7 +101,10 @@ class Adapter(Optimizer):
         super().__init__(groups)
         self.name = name
         self.given = parse_arguments(arguments)
-        self.own_keys = {key for group in self.param_groups for key in group} | self.given.keys()
+        # keys of the groups that a checkpoint must not overwrite
+        self.configured_keys = set(self.given)
+        for group in self.param_groups:
+            self.configured_keys |= group.keys()
         self.is_checked = False  # whether its state is known to fit into a checkpoint
         groups = [group for group in self.param_groups if group["rule"] == self.name]
         if any(is_sharded(p) for group in groups for p in group["params"]):
@@ -103,7 +112,7 @@ class Adapter(Optimizer):
             fix = f"set --parallel=ddp, or choose one of {ours}"
             refuse(f"optimizer={self.name} cannot update the shards of FSDP: {fix}")
         for group in groups:
-            group["lr"] = group["base_lr"] * group["lr_ratio"]  # it may be validated
+            group["lr"] = group["base_lr"] * group["lr_ratio"]  # some classes refuse 0
         self.inner = self.make_inner(groups, learning_rate)
         self.state.update(self.inner.state)  # which some classes make now, most in the first step
         self.inner.state = self.state
@@ -115,10 +124,17 @@ class Adapter(Optimizer):
         """An instance of the class on these groups. ValueError where it refuses them, or cannot be
         driven from here."""
         cls = load_class(self.name)
+        if not takes_argument(cls, "lr"):
+            refuse(f"optimizer={self.name}: its constructor must take lr")
         try:
             inner = cls(groups, lr=learning_rate, **self.given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             refuse(f"optimizer={self.name} refuses its settings: {in_one_line(error)}")
+        if not hasattr(inner, "param_groups"):
+            refuse(f"optimizer={self.name}: its constructor must call super().__init__")
+        if list(map(id, inner.param_groups)) != list(map(id, groups)):
+            text = "makes groups of its own, which learning rates and decay would not reach"
+            refuse(f"optimizer={self.name} {text}: it must hand its groups to super().__init__")
         if "lr" not in inner.defaults:
             refuse(f"optimizer={self.name} has no lr in its groups: it would ignore the schedule")
         if "weight_decay" not in inner.defaults and any(g["weight_decay"] for g in groups):
@@ -129,7 +145,8 @@ class Adapter(Optimizer):
         return inner
 
     def drop_empty_states(self) -> None:
-        """As in the class alone, a parameter without state has no entry."""
+        """A parameter without state has no entry, as in the class alone: many classes make their
+        state where it is missing."""
         for p in self.named_parameters().values():
             if not self.state[p]:
                 del self.state[p]
@@ -142,9 +159,9 @@ class Adapter(Optimizer):
             p.grad = torch.zeros_like(p)
         try:
             self.inner.step()
-        except Exception as error:  # it reads numbers, say
+        except (Exception, SystemExit) as error:  # it reads numbers, say
             text = f"the state of {self.name} is not counted ({in_one_line(error)})"
-            warnings.warn(f"{text}: leave room for it in --micro_batch_size", stacklevel=2)
+            print_note(f"{text}: leave room for it in --micro_batch_size")
         for p in params:
             p.grad = None
 
@@ -170,7 +187,7 @@ class Adapter(Optimizer):
             self.inner.step()
         except (torch.OutOfMemoryError, MemoryError):
             raise  # it has a line of its own
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(last.filename).name}, line {last.lineno}"
             text = f"optimizer={self.name} failed in its step ({place}): {in_one_line(error)}"
@@ -202,7 +219,7 @@ class Adapter(Optimizer):
             old = group_of[group["param_names"][0]]
             # torch's rule: a tensor named step is on the CPU, unless a kernel reads it
             step_on_device = bool(group.get("capturable") or group.get("fused"))
-            kept = {key: old[key] for key in old.keys() - self.own_keys}
+            kept = {key: old[key] for key in old.keys() - self.configured_keys}
             group |= copy_state(kept, group["params"][0].device, step_on_device)
             for name, p in zip(group["param_names"], group["params"], strict=True):
                 if name in saved:
@@ -221,5 +238,16 @@ def copy_state(state: AnyState, device: torch.device, step_on_device: bool) -> A
     return {key: tree_map(partial(copy, key=key), value) for key, value in state.items()}
 
 
-def in_one_line(error: Exception) -> str:
+def takes_argument(function: Callable, name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+@cache
+def print_note(text: str) -> None:
+    """Print a note once: a start may count the state several times."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
