@@ -115,7 +115,8 @@ def split_arguments(argv: list[str]) -> SweepArguments:
                 f"--{name} is given twice: write --{name}={','.join(lists[name])},{value}"
             )
         else:
-            values = value.split(",")
+            # keyword arguments have commas of their own
+            values = [value] if name == "optimizer_args" else value.split(",")
             for text in values:
                 read_arguments([arg.removesuffix(value) + text], FLAGS | ours)  # reports a mistake
             lists[name] = values if equals else ["True"]  # a bool needs no value

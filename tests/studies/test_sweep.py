@@ -57,6 +57,12 @@ def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
     ]
 
 
+def test_keyword_arguments_of_an_optimizer_are_one_value(base):
+    text = "--optimizer_args=betas=(0.9,0.95),eps=1e-8"
+    (point,) = points_of(base, "--optimizer=torch.optim:NAdam", "--learning_rate=1e-3", text)
+    assert text in point.run.args
+
+
 def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     mine, other = tmp_path / "config" / "mine.py", tmp_path / "config" / "quickstart.py"
