@@ -18,10 +18,10 @@ CUT = 2.0  # standard deviations at which init=xavier_cut truncates
 class Network(nn.Module):
     """Base class of a model, with the methods that optimizers and the training step call.
 
-    Parameters live in a `Slot`, a `Linear` or an `Embedding`; a learned scalar, for example, is
-    Slot(n_gain=1, role="scalar", init=0.5). Any other module with parameters has `param_roles`,
-    {name of its parameter: role}, and a method `init()` that sets their initial values. `config` is
-    a GPTConfig.
+    Parameters live in a `Slot`, a `Linear` or an `Embedding`. A learned scalar, for example, is
+    Slot(n_gain=1, role="scalar", init_gain=0.5). Any other module with parameters has
+    `param_roles`, {name of its parameter: role}, and a method `init()` that sets their initial
+    values. `config` is a GPTConfig.
     """
 
     config: Any
@@ -90,18 +90,18 @@ class Network(nn.Module):
         """The module that holds the parameter of this name, as in `named_parameters`."""
         return self.get_submodule(full_name.rpartition(".")[0])
 
-    def roles(self, inputs: str = "final") -> dict[str, str]:
+    def roles(self, input_gains: str = "final") -> dict[str, str]:
         """{parameter name: role}, in the order of `named_parameters`.
 
-        `inputs`: names from OPEN_GAINS, separated by commas, of gains that count as gain_in; the
-        other ones count as gain_out. ValueError for a parameter without a role.
+        `input_gains`: those of OPEN_GAINS that count as gain_in, separated by commas; the other
+        ones count as gain_out. ValueError for a parameter without a role.
         """
         roles = {}
         for full_name, _ in self.named_parameters():
             name = full_name.rpartition(".")[2]
             role = getattr(self.owner(full_name), "param_roles", {}).get(name)
             if role in OPEN_GAINS:
-                role = "gain_in" if role in inputs.split(",") else "gain_out"
+                role = "gain_in" if role in input_gains.split(",") else "gain_out"
             if role not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
                 raise ValueError(f"parameter {full_name} has role {role}: {fix}")
@@ -111,7 +111,8 @@ class Network(nn.Module):
     def block_types(self) -> dict[str, str]:
         """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}.
 
-        Biases, and σReparam's γ, have the type of their matrix; gains and all others are "norm".
+        Biases, and σReparam's γ, have the type of their matrix. The gains, biases and scalars of
+        slots are "norm", wherever a slot stands.
         """
         types = {}
         for full_name, _ in self.named_parameters():
@@ -158,17 +159,17 @@ def role_of(matrix: Linear | Embedding) -> str:
 
 
 def initial_std(config: Any, matrix: Linear | Embedding) -> float:
-    """Standard deviation of the initial weights of a matrix, by its role:
+    """Standard deviation of the initial weights of a matrix.
+
+    s is init_std with init=normal. With xavier and xavier_cut it is √(2 / (n_in + n_out)), in which
+    sizes that grow with the width are those of the base (layers/scaling.py). m is the growth of the
+    width over the base, 1 with parametrization=standard. The factor is `init_factor`. By role:
 
         emb, pos     init_std
         head         init_std · factor
         patch        s
         router       s / m
         qk, vo, ffn  s / √m · factor
-
-    s is init_std with init=normal. With xavier and xavier_cut it is √(2 / (n_in + n_out)), in which
-    sizes that grow with the width are those of the base (layers/scaling.py). m is the growth of the
-    width over the base, 1 with parametrization=standard. The factor is `init_factor`.
     """
     role = role_of(matrix)
     if role in ("emb", "pos"):
@@ -190,7 +191,8 @@ def initial_std(config: Any, matrix: Linear | Embedding) -> float:
 
 
 def init_factor(config: Any, linear: Linear) -> float:
-    """Factor on the initial standard deviation, by the place of a matrix in its branch:
+    """Factor on the initial standard deviation, by the place of a matrix in its branch. L is the
+    number of blocks, ℓ the number of this block, from 1; both of the base.
 
                              q, k    v, gate, up    o, down    untied head
         residual_init=gpt2   1       1              1/√(2L)    1
@@ -199,10 +201,9 @@ def init_factor(config: Any, linear: Linear) -> float:
         deepnorm=True        1       (8L)^-¼        (8L)^-¼    1
         fixup=True           1       (2L)^-½        0          0
 
-    L is the number of blocks, ℓ the number of this block, from 1; both of the base. DeepNorm: also
-    on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m matrices, of which
-    the last starts at 0. Attention counts as v and o, m = 2. A product of two linear maps, in
-    swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
+    DeepNorm: also on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m
+    matrices, of which the last starts at 0. Attention counts as v and o, m = 2. A product of two
+    linear maps, in swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
     """
     part = linear.part
     if role_of(linear) == "head":

@@ -143,14 +143,14 @@ def sublayer(residual: Residual, where: str, kind: str) -> Tensors:
         if isinstance(module, Linear):
             is_last = name.split(".")[-1] in ("o", "down")
             end = mid if is_last else Affine(1.0, None)
-            if name == "q" and residual.f.q_norm.norm == "none":  # a constant on q
+            if name == "q" and residual.f.q_norm.norm_kind == "none":  # a constant on q
                 end = affine(residual.f.q_norm)
                 used.add(residual.f.q_norm)
             tensors |= matrix(module, place, end)
             used |= {module, module.pre, module.out}
         elif module in used:
             continue
-        elif isinstance(module, Slot) and module.norm != "none":  # QK-norm
+        elif isinstance(module, Slot) and module.norm_kind != "none":  # QK-norm
             tensors |= norm(module, place, "rmsnorm")
         elif isinstance(module, Slot):
             refuse_factor(module, f"at {place}")
@@ -185,11 +185,11 @@ def matrix(linear: Linear, where: str, end: Affine) -> Tensors:
 
 def norm(slot: Slot, where: str, kind: str) -> Tensors:
     """The gain of a norm, one vector with its constants, and the bias if it has one."""
-    if slot.norm == "none":
+    if slot.norm_kind == "none":
         raise NotPlain(
             f"a norm is needed at {where}, where this layout has none (pre_norm, post_norm)"
         )
-    scale, bias = affine(slot, f"{slot.norm} at {where}", kind)
+    scale, bias = affine(slot, f"{slot.norm_kind} at {where}", kind)
     tensors = {f"{where}.gain": torch.as_tensor(scale, dtype=torch.float64)}
     if bias is not None:
         tensors[f"{where}.bias"] = bias
@@ -199,7 +199,7 @@ def norm(slot: Slot, where: str, kind: str) -> Tensors:
 def affine(slot: Slot, name: str = "", kind: str = "none") -> Affine:
     """A slot as scale and bias. NotPlain, with the `name`, if its norm is not `kind`, or if a
     factor stands before the norm."""
-    if slot.norm != kind:
+    if slot.norm_kind != kind:
         raise NotPlain(f"{name} has no place there")
     if slot.factor_in is not None:
         raise NotPlain("a factor before a norm (lns=input) has no place there")

@@ -41,7 +41,7 @@ SHOWN = re.compile(
 def symbol(slot: Slot) -> str | None:
     """The symbol of the slot's gain, or None if it has no gain."""
     if slot.direction is not None:
-        return "exp(β)·û" if slot.param == "expmagdir" else "β·û"
+        return "exp(β)·û" if slot.gain_param == "expmagdir" else "β·û"
     if slot.gain is None:
         return None
     if slot.param_roles["gain"] == "scalar":
@@ -52,10 +52,10 @@ def symbol(slot: Slot) -> str | None:
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     """The slot applied to `x`, as text. Every constant is marked, «0.7071», even a 1."""
     x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
-    if slot.norm == "dyt":
+    if slot.norm_kind == "dyt":
         x = dyt_equation(slot, x)
-    elif slot.norm != "none":
-        name = NORMS[slot.norm]
+    elif slot.norm_kind != "none":
+        name = NORMS[slot.norm_kind]
         if slot.groups > 1:
             name += f"[{slot.groups} groups]"
         x = f"{name}{x}" if is_sum else f"{name}({x})"
@@ -223,7 +223,7 @@ def describe_network(model: Transformer) -> list[str]:
     if model.wpe is not None:
         x += " + wpe[position]"
     for slot in (model.embed_scale, model.input_norm):
-        if slot.norm != "none" or slot.gain is not None:
+        if slot.norm_kind != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
     logits = f"Wte {last}" if model.head is None else linear_equation(model.head, "Whead", last)
     return [

@@ -316,7 +316,7 @@ def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "make",
     (
-        lambda: Slot(n_gain=1, role="scalar", init=0.5),
+        lambda: Slot(n_gain=1, role="scalar", init_gain=0.5),
         lambda: Slot(const=0.5),
         lambda: torch.nn.Linear(4, 4),
     ),
