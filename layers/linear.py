@@ -275,9 +275,9 @@ def fused_linear(
     The `pre` slots of the matrices have no norm and no bias: they fold a gain, or do nothing.
 
     joins_gradients  True: the gradients of the outputs are written into one tensor, and the
-                     gradient of x is one product with it. This suits outputs whose gradients one
-                     kernel makes, such as those of gate and up. False: `Product`, for outputs whose
-                     gradients different operators make: joining them would be a copy
+                     gradient of x is one product with it. This suits gate and up: compiled code
+                     makes both gradients in one kernel. False: `Product`, for outputs whose
+                     gradients different operators make, so that joining them would be a copy
     """
     first = matrices[0]
     if has_one_row(x, first.weight):

@@ -56,10 +56,13 @@ class Network(nn.Module):
         """Set every parameter: gains, biases and scalars by their modules, matrices by `Draws`.
 
         A seed means the same weights on every device and any number of processes, whatever else
-        draws random numbers. ValueError for a parameter whose module cannot set it.
+        draws random numbers. ValueError for a parameter whose module cannot set it, and without
+        `share_runtime`.
         """
         draws = Draws(seed)
         for module_name, module in self.named_modules():
+            if getattr(module, "runtime", self.runtime) is not self.runtime:
+                raise ValueError(f"call share_runtime when all modules are made: {module_name}")
             if isinstance(module, (Linear, Embedding)):
                 std = initial_std(self.config, module)
                 cut = None

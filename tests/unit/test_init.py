@@ -190,6 +190,13 @@ class WithTemperature(model_file.Attention):
         self.param_roles = {"temperature": "scalar"}
 
 
+def test_a_network_that_does_not_share_its_runtime_raises(monkeypatch):
+    """Its modules would compute in fp32, whatever `set_runtime` says."""
+    monkeypatch.setattr(GPT, "share_runtime", lambda self: None)
+    with pytest.raises(ValueError, match="call share_runtime .*: embed_scale$"):
+        GPT.empty(GPTConfig(**SIZE, n_layer=2))
+
+
 def test_a_parameter_without_an_initial_value_raises(monkeypatch):
     """`to_empty` would leave it as it finds the memory."""
     monkeypatch.setattr(model_file, "Attention", WithTemperature)
