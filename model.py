@@ -11,13 +11,14 @@ where f is a branch: "attn", the attention, or "mlp", the FFN. The four slots ar
 one of the functions that `layout` calls.
 
 To save a pass over the activations, a pre norm (fold=True) returns normalise(x) WITHOUT its gain.
-const · gain goes, as the argument `in_scale`, to the next matrices: W (in_scale · x) = (W diag
-in_scale) x.
+The first matrices of f get const · gain, as `in_scale`, and multiply it into their weight:
+W (in_scale · x) = (W diag in_scale) x.
 
-Inside f every matrix is again y = out( W pre(x) ) with two slots: `matrix_slots`. docs/layouts.md
-lists the layouts; `python model.py CONFIG` prints the equations and sizes of a configuration.
+Inside f every matrix is again y = out( W pre(x) ), where pre and out are this matrix's own slots,
+not the branch's: `matrix_slots`. docs/layouts.md lists the layouts; `python model.py CONFIG` prints
+the equations and sizes of a configuration.
 
-Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS
+Papers cited in this file: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS
 (2502.05795).
 """
 
@@ -31,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from layers.attention import additive, attend, document_blocks, visible_keys
+from layers.attention import Cache, additive, attend, document_blocks, visible_keys
 from layers.linear import (
     Embedding,
     Linear,
     Lookup,
-    Multiply,
+    ProductFunction,
     SigmaReparam,
     fused_linear,
     has_one_row,
@@ -68,6 +69,9 @@ Rope = tuple[Tensor, Tensor]  # cosines and sines: see `rotary`
 
 @dataclass
 class GPTConfig:
+    """The flags of a network. A comment stands beside its flag or, indented, below it; --help
+    prints it."""
+
     # --- size ---
     n_layer: int = 12  # number of blocks (one block = attention + FFN)
     n_head: int = 12  # number of attention heads
@@ -122,7 +126,8 @@ class GPTConfig:
     post_norm_blocks: int = 0
     #   Mix-LN: the first n blocks are Post-LN, with post norms in place of pre and mid norms
     input_norm: bool = False
-    #   norm on the embedding (DNT eq. 2); with learned positions on the sum, our choice
+    #   norm on the embedding (DNT eq. 2); with learned positions it acts on the sum of both (our
+    #   choice)
     qk_norm: bool = False
     #   RMSNorm on each head of q and k, with gains of size head_dim (DNT eq. 10); before RoPE, our
     #   choice
@@ -137,12 +142,12 @@ class GPTConfig:
     dyt_bias: bool | None = None
     #   DyT's β (eq. 2); None = on images, but not on text, as in its authors' code
     embed_scale: bool | None = False
-    #   learned scalar on the embedding sum, initially √n_embd; None = as DyT has it (App. A): with
-    #   norm=dyt, but not on images
+    #   learned scalar on the embedding sum, initially √n_embd; None = True for text with norm=dyt
+    #   (DyT, App. A), else False
     # --- constants and learned scales on branch and stream ---
     lns: Literal["off", "norm", "branch", "residual", "input"] = "off"
-    #   LNS: place of the factor 1/ℓ^lns_power. norm: the output of pre norms (the paper's); input:
-    #   their input; branch: branch outputs; residual: the residual sum
+    #   LNS: place of the factor 1/ℓ^lns_power. norm: on the output of pre norms (the paper's);
+    #   input: on the input of pre norms; branch: on branch outputs; residual: on the residual sum
     lns_power: float = 0.5  # exponent of the block number ℓ, which counts from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches with LNS's factor
     lns_learn: bool = False
@@ -159,10 +164,11 @@ class GPTConfig:
     #   Fixup, with norm=none: scalar biases and multipliers; a branch's last matrix starts at 0
     sigma_reparam: bool = False
     #   σReparam: the matrices of the blocks are γ W/σ(W), γ learned (our choice: no other matrices)
-    # --- scale vectors (HG, DP, DNP, OR, ER are from others' notes: we have the paper in part) ---
+    # --- scale vectors (docs/layouts.md) ---
     gain: Literal["shared", "none", "branch"] = "shared"
     #   gains of the norms. shared: one for each norm; none: none at all; branch: one for each of q,
-    #   k, v, gate and up (HG)
+    #   k, v, gate and up (HG). HG, DP, DNP, OR and ER are from others' notes: we have the paper in
+    #   part
     gain_out: Literal["none", "scale", "norm"] = "none"
     #   slot after q, k, v, gate and up. scale: a scale vector (DP); norm: an RMSNorm with a gain
     #   (DNP), over each head of q and k, and over all of v, gate and up (our choice, not published)
@@ -196,23 +202,26 @@ class GPTConfig:
         return self.n_ff or 4 * self.n_embd
 
     @property
-    def norm_gains(self) -> int:
+    def n_norm_gains(self) -> int:
         """Number of gains of a norm."""
         if self.norm == "none" or self.gain == "none":
             return 0
         return self.n_embd
 
     @property
-    def norm_biases(self) -> int:
+    def n_norm_biases(self) -> int:
         """Number of biases of a norm."""
-        has_bias = False
-        if self.norm == "layernorm":
-            has_bias = self.bias
-        elif self.norm == "dyt" and self.dyt_bias is None:
-            has_bias = not self.causal
-        elif self.norm == "dyt":
+        has_bias = self.norm == "layernorm" and self.bias
+        if self.norm == "dyt":
             has_bias = self.dyt_bias
+            if has_bias is None:
+                has_bias = not self.causal
         return self.n_embd if has_bias else 0
+
+    @property
+    def n_fixup_biases(self) -> int:
+        """Number of Fixup's biases in a slot that has one: a scalar, or none without `fixup`."""
+        return 1 if self.fixup else 0
 
     @property
     def scales_embedding(self) -> bool:
@@ -241,15 +250,15 @@ class GPTConfig:
         """ValueError if layers/rules.py refuses a value or a combination of values."""
         check_config(self)
 
-    def slots_with_norm(self, layer: int, branch: str) -> set[str]:
-        """The slots "pre", "mid" and "post" that have a norm, in `branch` ("attn" or "mlp") of
-        block `layer`, which counts from 1."""
+    def norm_places(self, layer: int, branch: str) -> set[str]:
+        """Those of "pre", "mid" and "post" that have a norm, in `branch` ("attn" or "mlp") of block
+        `layer`, which counts from 1."""
         if self.norm == "none":
             return set()
         if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
         branches = {"pre": self.pre_norm, "mid": self.mid_norm, "post": self.post_norm}
-        return {slot for slot in branches if branches[slot] in ("both", branch)}
+        return {place for place in branches if branches[place] in ("both", branch)}
 
 
 # --------------------------------------------------------------------------------------- the layout
@@ -266,102 +275,109 @@ class Slots(NamedTuple):
 
 def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     """The block layout: the slots of `branch` ("attn" or "mlp") in block ℓ = `layer`, from 1."""
-    pre = pre_slot(config, layer, branch)
-    mid = mid_slot(config, layer, branch)
-    post = post_slot(config, layer, branch)
-    skip = skip_slot(config)
-    return Slots(pre, mid, post, skip)
+    return Slots(
+        pre=pre_slot(config, layer, branch),
+        mid=mid_slot(config, layer, branch),
+        post=post_slot(config, layer, branch),
+        skip=skip_slot(config),
+    )
 
 
 def pre_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
-    """The slot on the input of a branch: pre norm, LNS."""
-    if "pre" not in config.slots_with_norm(layer, branch):
-        return Slot(n_bias=int(config.fixup))
-    n_gain = config.norm_gains
+    """The slot on the input of a branch: pre norm, LNS, Fixup's bias."""
+    if "pre" not in config.norm_places(layer, branch):
+        return Slot(n_bias=config.n_fixup_biases)
+    n_gain = config.n_norm_gains
     if config.gain == "branch":  # each of the next matrices has a gain of its own: `own_gain`
         n_gain = 0
-    const = lns_factor(config, layer, branch, "norm")
+    const = lns_factor(config, layer, branch, place="norm")
     if config.lns_learn:  # the gains start at this factor: `pre_gain_init`
         const = None
     return norm_slot(
         config,
-        branch=branch,
-        n_gain=n_gain,
+        n_gain,
+        input_of=branch,
         role="gain_in",
-        init=pre_gain_init(config, layer, branch),
+        init_gain=pre_gain_init(config, layer, branch),
         const=const,
-        const_in=lns_factor(config, layer, branch, "input"),
+        const_in=lns_factor(config, layer, branch, place="input"),
         fold=True,
     )
 
 
 def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
-    """The slot on the output of a branch: mid norm, LayerScale, SkipInit, LNS, stochastic depth."""
+    """The slot on the output of a branch: mid norm, LayerScale, SkipInit, Fixup's multiplier and
+    bias, LNS, the factor of the parametrization by depth, stochastic depth."""
     norm = NO_NORM
     n_gain = 0
-    n_bias = int(config.fixup)
+    n_bias = config.n_fixup_biases
     role = "gain_out"
-    if "mid" in config.slots_with_norm(layer, branch):
+    if "mid" in config.norm_places(layer, branch):
         norm = norm_function(config)
-        n_gain = config.norm_gains
-        n_bias = config.norm_biases
+        n_gain = config.n_norm_gains
+        n_bias = config.n_norm_biases
     if config.branch_scale == "layerscale":  # LayerScale's vector is the gain of a mid norm
         n_gain = config.n_embd
     elif config.branch_scale == "skipinit" or config.fixup:
-        n_gain = 1  # a scalar replaces the gain of a mid norm, our choice
+        n_gain = 1  # SkipInit's scalar replaces the gain of a mid norm, our choice
         role = "scalar"
+    lns = lns_factor(config, layer, branch, place="branch")
     return make_slot(
         config.gain_param,
         norm=norm,
         n_gain=n_gain,
         role=role,
-        init=branch_scale_init(config),
+        init_gain=mid_gain_init(config),
         n_bias=n_bias,
-        const=multiplier(config, "branch", lns_factor(config, layer, branch, "branch")),
+        const=multiplier(config, "branch", lns),
         drop=drop_rate(config, layer),
     )
 
 
 def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     """The slot on the residual sum: post norm, LNS."""
-    const = lns_factor(config, layer, branch, "residual")
-    if "post" not in config.slots_with_norm(layer, branch):
+    const = lns_factor(config, layer, branch, place="residual")
+    if "post" not in config.norm_places(layer, branch):
         return Slot(const=const)
     role = "gain_out"
     if layer == config.n_layer and branch == "mlp":
         role = "final"  # the last post norm is the final norm, our choice
-    return norm_slot(config, config.norm_gains, role=role, const=const)
+    return norm_slot(config, config.n_norm_gains, role=role, const=const)
 
 
 def skip_slot(config: GPTConfig) -> Slot:
-    """The slot on the stream beside a branch: DeepNorm's constant, Admin's vector."""
-    const = (2 * config.n_layer) ** 0.25 if config.deepnorm else None
+    """The slot on the stream beside a branch: DeepNorm's constant, Admin's vector, which is no gain
+    of a norm and always stored directly, whatever `gain_param` is."""
+    const = None
+    if config.deepnorm:
+        const = (2 * config.n_layer) ** 0.25
     n_gain = config.n_embd if config.admin else 0
     return Slot(n_gain=n_gain, const=const)
 
 
-def norm_slot(config: GPTConfig, n_gain: int, branch: str = "", **settings: Any) -> Slot:
+def norm_slot(config: GPTConfig, n_gain: int, input_of: str = "", **settings: Any) -> Slot:
     """A slot with the configured norm and its bias. `settings` are arguments of `make_slot`."""
-    norm = norm_function(config, branch)
-    n_bias = config.norm_biases
+    norm = norm_function(config, input_of)
+    n_bias = config.n_norm_biases
     return make_slot(config.gain_param, norm, n_gain, n_bias=n_bias, **settings)
 
 
-def norm_function(config: GPTConfig, branch: str = "") -> Norm:
-    """The configured norm. `branch`: the branch whose input it is, if any."""
+def norm_function(config: GPTConfig, input_of: str = "") -> Norm:
+    """The configured norm. `input_of`: the branch whose input it normalises; "": it stands
+    elsewhere. DyT's α₀ depends on that."""
     return Norm(
         config.norm,
         eps=config.norm_eps,
         groups=config.norm_groups,
         squash=config.dyt_squash,
-        alpha=dyt_alpha(config, branch),
+        alpha=dyt_alpha(config, input_of),
         learn_alpha=config.dyt_learn_alpha,
     )
 
 
-def dyt_alpha(config: GPTConfig, branch: str) -> float:
-    """DyT's α₀ on the input of `branch`; "": elsewhere."""
-    alpha = config.dyt_alpha_attn if branch == "attn" else config.dyt_alpha_other
+def dyt_alpha(config: GPTConfig, input_of: str) -> float:
+    """DyT's α₀ on the input of a branch; "": elsewhere."""
+    alpha = config.dyt_alpha_attn if input_of == "attn" else config.dyt_alpha_other
     if alpha is not None:
         return alpha
     if not config.causal:
@@ -369,7 +385,7 @@ def dyt_alpha(config: GPTConfig, branch: str) -> float:
     width = base(config).n_embd
     nearest = min(DYT_ALPHA, key=lambda listed: abs(math.log(listed / width)))
     before_attention, elsewhere = DYT_ALPHA[nearest]
-    return before_attention if branch == "attn" else elsewhere
+    return before_attention if input_of == "attn" else elsewhere
 
 
 def lns_factor(config: GPTConfig, layer: int, branch: str, place: str) -> float | None:
@@ -380,14 +396,15 @@ def lns_factor(config: GPTConfig, layer: int, branch: str, place: str) -> float 
 
 
 def pre_gain_init(config: GPTConfig, layer: int, branch: str) -> float:
-    """Initial value of the gains of a pre norm."""
+    """Initial value of the gains of a pre norm: 1, or LNS's factor with `lns_learn`."""
+    factor = None
     if config.lns_learn:
-        return lns_factor(config, layer, branch, "norm") or 1.0
-    return 1.0
+        factor = lns_factor(config, layer, branch, place="norm")
+    return 1.0 if factor is None else factor
 
 
-def branch_scale_init(config: GPTConfig) -> float:
-    """Initial value of the gains on a branch output.
+def mid_gain_init(config: GPTConfig) -> float:
+    """Initial value of the gain on a branch output, of a mid norm or of `branch_scale`.
 
     LayerScale's is published by its authors for 12 to 18, 24 and 36 layers; for other depths it is
     our choice.
@@ -416,32 +433,41 @@ def drop_rate(config: GPTConfig, layer: int) -> float | None:
 # ------------------------------------------------------------------------- the matrices of a block
 
 
-def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple[Slot, Slot]:
-    """The two slots of matrix `part`: before and after it."""
+class MatrixSlots(NamedTuple):
+    """The slots of a matrix: y = out( W pre(x) )."""
+
+    pre: Slot
+    out: Slot
+
+
+def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> MatrixSlots:
+    """The slots of matrix `part`: HG's gain or Fixup's bias before it; `out_slot` after it."""
     if part in ("o", "down"):  # the last matrix of a branch
-        return Slot(n_bias=int(config.fixup)), Slot()
+        return MatrixSlots(pre=Slot(n_bias=config.n_fixup_biases), out=Slot())
     branch = "attn" if part in ("q", "k", "v") else "mlp"
-    return own_gain(config, layer, branch), out_slot(config, part, n_out)
+    return MatrixSlots(pre=own_gain(config, layer, branch), out=out_slot(config, part, n_out))
 
 
 def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
     """HG: the gain of a single matrix in place of the pre norm's gain; else an empty slot."""
-    if config.gain != "branch" or "pre" not in config.slots_with_norm(layer, branch):
+    if config.gain != "branch" or "pre" not in config.norm_places(layer, branch):
         return Slot()
-    init = pre_gain_init(config, layer, branch)
-    return make_slot(config.gain_param, n_gain=config.n_embd, role="gain_in", init=init, fold=True)
+    init_gain = pre_gain_init(config, layer, branch)
+    return make_slot(
+        config.gain_param, n_gain=config.n_embd, role="gain_in", init_gain=init_gain, fold=True
+    )
 
 
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias."""
     is_gated = config.mlp == "swiglu"
     activated = "gate" if is_gated else "up"  # the matrix before the activation
-    n_bias = int(config.fixup and part == activated)
+    n_bias = config.n_fixup_biases if part == activated else 0
     if config.gain_out == "none":
         return Slot(n_bias=n_bias)
     role = "gain_out"
     if part == "v" or (part == "up" and is_gated):
-        role = part  # one of OPEN_GAINS
+        role = part  # a flag decides what role these two have: OPEN_GAINS in layers/roles.py
     norm = NO_NORM
     if config.gain_out == "norm":  # over each head of q and k, over all of v, gate and up
         groups = n_out // config.head_dim if part in ("q", "k") else 1
@@ -496,7 +522,7 @@ def projection(
     shared experts; they form one FFN, `n_shared` times as wide.
     """
     size = matrix_size(config, part, n_shared)
-    pre, out = matrix_slots(config, layer, part, size.n_out)
+    slots = matrix_slots(config, layer, part, size.n_out)
     matrix = SigmaReparam if config.sigma_reparam else Linear
     return matrix(
         size.n_in,
@@ -505,8 +531,8 @@ def projection(
         config.bias,
         layer=layer,
         part=part,
-        pre=pre,
-        out=out,
+        pre=slots.pre,
+        out=slots.out,
         stack=n_expert,
     )
 
@@ -530,11 +556,12 @@ class Attention(nn.Module):
         self.k_norm = qk_slot(config, "k")
 
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
-        """[q, k, v], each (B, T, its channels); compiled with the kernel "qkv", one product."""
+        """[q, k, v], each (B, T, its channels). In compiled code, with "qkv" among the runtime's
+        `kernels`, they are one product."""
         matrices = [self.q, self.k, self.v]
-        # q and k that are rotated without a norm are kept for the backward pass. v would be a view
-        # that keeps all three once more.
-        keeps_more = rope is not None and self.q_norm.norm == "none"
+        # RoPE without QK-norm keeps q and k for the backward pass. A v from one product is a view
+        # of all three, so it would keep q and k a second time.
+        keeps_more = rope is not None and self.q_norm.norm_kind == "none"
         if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling() and not keeps_more:
             return fused_linear(matrices, u, in_scale, joins_gradients=False)
         return [matrix(u, in_scale) for matrix in matrices]
@@ -544,13 +571,15 @@ class Attention(nn.Module):
         u: Tensor,
         in_scale: Tensor | None = None,
         rope: Rope | None = None,
-        cache: Any = None,
+        cache: Cache | None = None,
         mask: Any = None,
     ) -> Tensor:
-        """`in_scale`: the pre slot's factor for the weights of q, k and v. `cache`: the KVCache of
-        this block. `mask`: see `attend`."""
+        """`in_scale`: the pre slot's factor for the weights of q, k and v. `rope`: angles of the
+        tokens of u; None: no rotation. `cache`: keys, already rotated, and values of the tokens
+        before u. `mask`: see `attend`."""
         B, T, _ = u.shape
         q, k, v = self.project(u, in_scale, rope)
+        dtype = v.dtype  # of the products; norms and rotation give fp32
         q = q.view(B, T, -1, self.head_dim)  # (B, T, n_head, head_dim)
         k = k.view(B, T, -1, self.head_dim)  # (B, T, n_kv_head, head_dim)
         v = v.view(B, T, -1, self.head_dim)
@@ -559,9 +588,8 @@ class Attention(nn.Module):
         if rope is not None:
             q = rotate(q, rope)
             k = rotate(k, rope)
-        # norms and rotation are computed in fp32
-        q = q.to(v.dtype).transpose(1, 2)  # (B, n_head, T, head_dim)
-        k = k.to(v.dtype).transpose(1, 2)
+        q = q.to(dtype).transpose(1, 2)  # (B, n_head, T, head_dim)
+        k = k.to(dtype).transpose(1, 2)
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -571,7 +599,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): u (…, C) → (…, C).
+    """down( act( up(u) ) ), or with swiglu down( silu(gate(u)) ⊙ up(u) ): u (…, C) → (…, C).
 
     `n_expert` and `n_shared`: see `projection`.
     """
@@ -585,7 +613,7 @@ class MLP(nn.Module):
         self.down = projection(config, layer, "down", n_expert, n_shared)
         self.act = ACTIVATIONS.get(config.mlp)
 
-    def fits_kernel(self, u: Tensor, product: Multiply) -> bool:
+    def fits_kernel(self, u: Tensor, product: ProductFunction) -> bool:
         """Whether layers/ffn.py computes this FFN: in compiled code, GELU alone between two
         matrices, many rows, and a dtype and sizes that its kernels support."""
         up = self.up
@@ -602,7 +630,7 @@ class MLP(nn.Module):
         return is_aligned and many_rows and up.runtime.compute_dtype in DTYPES
 
     def forward(
-        self, u: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
+        self, u: Tensor, in_scale: Tensor | None = None, product: ProductFunction = F.linear
     ) -> Tensor:
         """`in_scale`: the pre slot's factor for the weights of gate and up. `product`: for a stack
         of experts, the function that multiplies each row by the matrix of its expert."""
@@ -656,10 +684,10 @@ class Residual(nn.Module):
         self.skip = slots.skip
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        """`args`: further arguments of f."""
+        """`args`: further arguments of f: rope, cache and mask of attention; none of an FFN."""
         dtype = self.runtime.stream_dtype
         u = self.pre(x)
-        in_scale = self.pre.factor_for_weight()  # deferred to the first matrices of f
+        in_scale = self.pre.factor_for_weight()  # the first matrices of f multiply by it
         skip = self.skip(x)
         y = self.mid(self.f(u, in_scale, *args))
         x = self.post(add(skip, self.dropout(y), dtype))
@@ -667,7 +695,11 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """One attention and one FFN sub-layer: x (B, T, C) → (B, T, C)."""
+    """One attention and one FFN sub-layer: x (B, T, C) → (B, T, C).
+
+    A block is the unit of checkpointing, compilation and FSDP: what it needs comes in as an
+    argument of `forward`, and what it makes leaves as the result.
+    """
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -677,7 +709,7 @@ class Block(nn.Module):
         self.mlp = Residual(mlp, config.dropout, layout(config, layer, "mlp"))
 
     def forward(
-        self, x: Tensor, rope: Rope | None = None, cache: Any = None, mask: Any = None
+        self, x: Tensor, rope: Rope | None = None, cache: Cache | None = None, mask: Any = None
     ) -> Tensor:
         x = self.attn(x, rope, cache, mask)
         x = self.mlp(x)
@@ -690,8 +722,8 @@ class Transformer(Network):
 
     A network of another kind overrides the methods that raise NotImplementedError. Its constructor
     takes (config, seed), sets `wpe` (position table) and `head` (output head), both perhaps None,
-    and ends with `add_blocks`, `share_runtime`, `init_weights`. If it is not causal, it also has
-    `patch`, the matrix that reads the input, and `cls`, a class token or None.
+    calls `add_blocks` between them, and ends with `share_runtime` and `init_weights`. If it is not
+    causal, it also has `patch`, the matrix that reads the input, and `cls`, a class token or None.
     """
 
     def __init__(self, config: GPTConfig):
@@ -704,22 +736,24 @@ class Transformer(Network):
         """Create the input norm, the blocks and the final norm. Initial weights are drawn in the
         order in which modules are created."""
         config = self.config
-        self.embed_scale = Slot()
         if config.scales_embedding:
-            init = base(config).n_embd ** 0.5
-            self.embed_scale = Slot(n_gain=1, role="scalar", init=init)
-        self.input_norm = Slot()
+            init_gain = base(config).n_embd ** 0.5
+            self.embed_scale = Slot(n_gain=1, role="scalar", init_gain=init_gain)
+        else:
+            self.embed_scale = Slot()
         if config.input_norm:
-            self.input_norm = norm_slot(config, config.norm_gains)
+            self.input_norm = norm_slot(config, config.n_norm_gains)
+        else:
+            self.input_norm = Slot()
         self.dropout = nn.Dropout(config.dropout)
         layers = range(1, config.n_layer + 1)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in layers)
         const = multiplier(config, "logits")
-        if "post" in config.slots_with_norm(config.n_layer, "mlp"):
+        if "post" in config.norm_places(config.n_layer, "mlp"):
             # the last post norm is the final norm, our choice; LNS's code has a second one
             self.final_norm = Slot(const=const)
         else:
-            self.final_norm = norm_slot(config, config.norm_gains, role="final", const=const)
+            self.final_norm = norm_slot(config, config.n_norm_gains, role="final", const=const)
 
     def enter(self, x: Tensor) -> Tensor:
         """The embedding sum x (B, T, C) → the residual stream before the first block."""
@@ -727,15 +761,20 @@ class Transformer(Network):
         return stored(self.dropout(x), self.runtime.stream_dtype)
 
     def through_blocks(
-        self, x: Tensor, rope: Rope | None = None, cache: Any = None, mask: Any = None
+        self,
+        x: Tensor,
+        rope: Rope | None = None,
+        cache: list[Cache] | None = None,
+        mask: Any = None,
     ) -> Tensor:
         """The residual stream before the first block → after the last block, before the final norm.
 
-        `cache`: a list with a cache for each block, or None.
+        `cache`: a cache for each block, or None. With activation_checkpointing the backward pass
+        computes each block again.
         """
         recompute = self.runtime.checkpointing and cache is None and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            if recompute:
+            if recompute:  # without a cache
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
                 x = block(x, rope, cache[i] if cache else None, mask)
@@ -774,7 +813,8 @@ class Transformer(Network):
 
 
 class GPT(Transformer):
-    """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
+    """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss):
+    unlike nanoGPT's it keeps no logits beside a loss."""
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__(config)
@@ -795,7 +835,7 @@ class GPT(Transformer):
         idx: Tensor,
         targets: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: Any = None,
+        cache: list[Cache] | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Token ids idx (B, T), T ≤ block_size → (logits (B, T, vocab_size), None).
 
@@ -804,8 +844,8 @@ class GPT(Transformer):
         sampled and take no part in the loss.
 
         `positions` (B, T) restart at 0 where a document begins, and attention stays within the
-        documents. None: each row is one document. `cache`: a list with one KVCache per block, whose
-        sequence idx continues.
+        documents. None: each row is one document. `cache`: keys and values of the tokens before
+        idx, for each block.
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
@@ -813,14 +853,28 @@ class GPT(Transformer):
         x, table = self.stream_and_table(idx, positions, cache, gives_table)
         return None, self.loss(x, targets, table)
 
-    def stream(self, idx: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
+    def stream(
+        self,
+        idx: Tensor,
+        positions: Tensor | None = None,
+        cache: list[Cache] | None = None,
+    ) -> Tensor:
         """Token ids idx (B, T) → the residual stream (B, T, C) before the final norm."""
         return self.stream_and_table(idx, positions, cache)[0]
 
     def stream_and_table(
-        self, idx: Tensor, positions: Tensor | None, cache: Any, gives_table: bool = False
+        self,
+        idx: Tensor,
+        positions: Tensor | None,
+        cache: list[Cache] | None,
+        gives_table: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(`stream`, the table that `embed` returns)."""
+        """(the residual stream before the final norm, the token embedding as a result of its own
+        look-up, or None).
+
+        A tied head multiplies by this second result instead of `wte.weight`. The gradient of the
+        rows is then added into the gradient of the head (`Lookup`).
+        """
         config = self.config
         T = idx.shape[1]
         start = cache[0].length if cache else 0
@@ -829,7 +883,7 @@ class GPT(Transformer):
                 f"a sequence of {start + T} tokens does not fit block_size={config.block_size}"
             )
         places = start + torch.arange(T, device=idx.device)
-        mask = self.mask(places, positions, cache)
+        mask = self.attention_mask(places, positions, cache)
         if positions is None:
             positions = places
         x, table = self.embed(idx, positions, gives_table)
@@ -841,7 +895,7 @@ class GPT(Transformer):
     def embed(
         self, idx: Tensor, positions: Tensor, gives_table: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(the stream before the first block, the table of a `Lookup` for the head, or None).
+        """(the residual stream before the first block, the table as in `stream_and_table`).
 
         idx (B, T), positions (T,) or (B, T). Without a table, hooks of `wte` are called.
         """
@@ -854,7 +908,9 @@ class GPT(Transformer):
             x = x + self.wpe(positions)
         return self.enter(x), table
 
-    def mask(self, places: Tensor, positions: Tensor | None, cache: Any) -> Any:
+    def attention_mask(
+        self, places: Tensor, positions: Tensor | None, cache: list[Cache] | None
+    ) -> Any:
         """The mask for `attend`, or None if it needs none.
 
         `places` (T,): where the tokens stand in the row, or in the cache. `positions`: as in
@@ -864,8 +920,9 @@ class GPT(Transformer):
             return document_blocks(positions)
         T = len(places)
         n_keys = cache[0].length + T if cache else T
-        sees_all_keys = n_keys == T or T == 1  # with a cache: a single new token
-        if positions is None and sees_all_keys:
+        # `attend` by itself is causal in whole rows, and lets a single new token see all keys
+        attend_suffices = n_keys == T or T == 1
+        if positions is None and attend_suffices:
             return None
         dtype = self.runtime.compute_dtype or self.wte.weight.dtype
         return additive(visible_keys(places, positions, n_keys), dtype)

@@ -6,7 +6,7 @@ row belongs to the document that begins at i − positions[i], and sees the keys
 itself.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,16 @@ from layers.ops import upcast
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask  # half a second to import
+
+
+class Cache(Protocol):
+    """Keys and values of one layer for the tokens seen so far, such as nanodnt.generate.KVCache."""
+
+    length: int  # number of these tokens
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values."""
+
 
 TILE = 128  # queries, and keys, of one tile of FlexAttention
 

@@ -20,11 +20,12 @@ SIGMA_INIT_ITERATIONS = 30  # power iterations for σReparam's initial σ
 NAMESPACE = namespace_of(__file__)
 OPERATORS = getattr(torch.ops, NAMESPACE)
 
-Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # as F.linear(x, weight, bias)
+# F.linear(x, weight, bias), or the product of a stack of matrices, which has the same arguments
+ProductFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Scales(NamedTuple):
-    """Factors of a linear map out_scale · (W (in_scale · x) + b): vectors, tensors () or None."""
+    """Factors of a linear map out_scale · (W (in_scale · x) + b); None: 1."""
 
     in_scale: Tensor | None = None  # (n_in,) or ()
     out_scale: Tensor | None = None  # (n_out,)
@@ -52,10 +53,11 @@ def scale_weight(
 
 
 def recomputed(compute: Callable, weight: Tensor, dtype: torch.dtype, *args: Any) -> Any:
-    """compute(*args), a scaled weight for a product in `dtype`, made from `weight`.
+    """compute(*args), a scaled copy of `weight` for a product in `dtype`.
 
-    Compiled code computes it again in the backward pass if the weight has this half-precision
-    dtype, as FSDP gathers it. Keeping it would hold the memory that FSDP frees.
+    Where the weight itself has this half-precision dtype, as FSDP gathers it, compiled code
+    computes the copy again in the backward pass. A kept copy would take the memory that FSDP frees
+    when it drops the gathered weight.
     """
     if (
         weight.dtype == dtype != torch.float32
@@ -67,14 +69,15 @@ def recomputed(compute: Callable, weight: Tensor, dtype: torch.dtype, *args: Any
 
 
 class Product(torch.autograd.Function):
-    """x Wᵀ + b for the stacked rows of several matrices, split into the output of each matrix.
+    """x Wᵀ + b for the joined rows of several matrices, split into the output of each matrix.
 
     x (…, n_in), W (n_out, n_in), b (n_out,) or None; `sizes`: number of rows of each matrix.
     Returns one (…, n) for each n of `sizes`, in the dtype of x.
 
     The gradients of these outputs are not copied into one tensor: their products with W are added
     up. The gradient of W has the dtype of W. If that is fp32, the product returns its fp32 sums,
-    which saves a rounding and a pass to cast it back. Only CUDA has such a product.
+    which saves a rounding and a pass to cast it back. Only CUDA has a product with another
+    out_dtype.
     """
 
     @staticmethod
@@ -125,7 +128,8 @@ if not hasattr(OPERATORS, "sum_of_products"):
 
 
 def has_one_row(x: Tensor, weight: Tensor) -> bool:
-    """Whether x (…, rows, n_in) has one row, or at most one for each matrix of a stack."""
+    """Whether x (…, rows, n_in) has one row, or at most one for each matrix of a stack. Leading
+    dimensions do not count: in generation each sequence of a batch has one row."""
     n_matrices = 1 if weight.ndim == 2 else len(weight)
     return x.shape[-2] <= n_matrices
 
@@ -150,7 +154,7 @@ def linear(
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
     scales: Scales = NO_SCALES,
-    product: Multiply = F.linear,
+    product: ProductFunction = F.linear,
 ) -> Tensor:
     """out_scale · (W (in_scale · x) + b) in `dtype` (None: the dtype of the weight).
 
@@ -158,7 +162,7 @@ def linear(
     each matrix.
     """
     dtype = dtype or weight.dtype
-    if has_one_row(x, weight):  # x and y are smaller than the weight
+    if has_one_row(x, weight):  # x and y are smaller than the weight; this rounds differently
         return scale_activations(x, weight, bias, dtype, scales, product)
     x = x.to(dtype)
     if product is F.linear and gives_fp32_gradient(weight, dtype, bias, *scales):
@@ -174,7 +178,7 @@ def scale_activations(
     bias: Tensor | None,
     dtype: torch.dtype,
     scales: Scales,
-    product: Multiply,
+    product: ProductFunction,
 ) -> Tensor:
     """`linear` with the scales on x and on the output; the weight is only cast."""
     if scales.in_scale is not None:
@@ -244,13 +248,13 @@ class Linear(nn.Linear):
         return Scales(in_scale, self.out.factor_for_weight())
 
     def forward(
-        self, x: Tensor, in_scale: Tensor | None = None, product: Multiply = F.linear
+        self, x: Tensor, in_scale: Tensor | None = None, product: ProductFunction = F.linear
     ) -> Tensor:
         scales = self.scales(in_scale)
         weight = self.effective_weight()
         dtype = self.runtime.compute_dtype
         y = linear(self.pre(x), weight, self.bias, dtype, scales, product)
-        return self.out(y).to(y.dtype)
+        return self.out(y).to(y.dtype)  # a slot may return fp32
 
     def init(self, std: float, draws: Draws, cut: float | None = None) -> None:
         """Draw the weight from N(0, std²), truncated at ± cut · std; set the bias to 0."""
@@ -263,16 +267,17 @@ def fused_linear(
     matrices: list[Linear],
     x: Tensor,
     in_scale: Tensor | None = None,
-    product: Multiply = F.linear,
+    product: ProductFunction = F.linear,
     joins_gradients: bool = True,
 ) -> list[Tensor]:
     """[m(x, in_scale, product) for m in matrices] as one product: x (…, n_in) is read once.
 
     The `pre` slots of the matrices have no norm and no bias: they fold a gain, or do nothing.
 
-    `joins_gradients`: the gradients of the outputs are written into one tensor, and the gradient of
-    x is one product. False: see `Product`, for outputs whose gradients are made by other operators
-    and would be copied.
+    joins_gradients  True: the gradients of the outputs are written into one tensor, and the
+                     gradient of x is one product with it. This suits gate and up: compiled code
+                     makes both gradients in one kernel. False: `Product`, for outputs whose
+                     gradients different operators make, so that joining them would be a copy
     """
     first = matrices[0]
     if has_one_row(x, first.weight):
@@ -287,8 +292,8 @@ def fused_linear(
         weight, bias = recomputed(join, first.weight, dtype, weights, biases, scales, dtype)
         parts = product(x.to(dtype), weight, bias).split(sizes, dim=-1)
     else:
-        each = zip(weights, biases, scales, strict=True)
-        keeps_fp32 = all(gives_fp32_gradient(w, dtype, b, *s) for w, b, s in each)
+        triples = zip(weights, biases, scales, strict=True)
+        keeps_fp32 = all(gives_fp32_gradient(w, dtype, b, *s) for w, b, s in triples)
         kept_dtype = first.weight.dtype if keeps_fp32 else dtype
         weight, bias = recomputed(join, first.weight, dtype, weights, biases, scales, kept_dtype)
         parts = Product.apply(x.to(dtype), weight, bias, sizes)
@@ -299,7 +304,8 @@ def join(
     weights: list[Tensor], biases: list[Tensor | None], scales: list[Scales], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """(weight, bias) of one map to the outputs of several: each is scaled, in `dtype`."""
-    scaled = [scale_weight(*each, dtype) for each in zip(weights, biases, scales, strict=True)]
+    triples = zip(weights, biases, scales, strict=True)
+    scaled = [scale_weight(w, b, s, dtype) for w, b, s in triples]
     matrices, vectors = zip(*scaled, strict=True)
     if vectors[0] is None:
         return torch.cat(matrices, -2), None
@@ -307,7 +313,8 @@ def join(
 
 
 class SigmaReparam(Linear):
-    """A matrix γ W/σ(W), with σ = uᵀWv; `power_iteration` moves u and v to the singular vectors."""
+    """A matrix γ W/σ(W), with σ = uᵀWv; `power_iteration` moves u and v to the singular vectors.
+    Its arguments are those of `Linear`."""
 
     def __init__(self, n_in: int, n_out: int, *args: Any, **kwargs: Any):
         super().__init__(n_in, n_out, *args, **kwargs)

@@ -10,7 +10,6 @@ from layers.linear import Embedding, Linear, SigmaReparam
 from layers.roles import BLOCK_ROLES, OPEN_GAINS, ROLES
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, growth
-from layers.slot import Slot
 
 INIT_STD_ROLES = ("emb", "pos", "head")  # these have init_std also with init=xavier and xavier_cut
 CUT = 2.0  # standard deviations at which init=xavier_cut truncates
@@ -19,8 +18,10 @@ CUT = 2.0  # standard deviations at which init=xavier_cut truncates
 class Network(nn.Module):
     """Base class of a model, with the methods that optimizers and the training step call.
 
-    A module with parameters has `param_roles`, {name of its parameter: role}. `config` is a
-    GPTConfig.
+    Parameters live in a `Slot`, a `Linear` or an `Embedding`. A learned scalar, for example, is
+    Slot(n_gain=1, role="scalar", init_gain=0.5). Any other module with parameters has
+    `param_roles`, {name of its parameter: role}, and a method `init()` that sets their initial
+    values. `config` is a GPTConfig.
     """
 
     config: Any
@@ -55,18 +56,25 @@ class Network(nn.Module):
         """Set every parameter: gains, biases and scalars by their modules, matrices by `Draws`.
 
         A seed means the same weights on every device and any number of processes, whatever else
-        draws random numbers.
+        draws random numbers. ValueError for a parameter whose module cannot set it, and without
+        `share_runtime`.
         """
         draws = Draws(seed)
-        for module in self.modules():
-            if isinstance(module, Slot):
-                module.init()
-            elif isinstance(module, (Linear, Embedding)):
+        for module_name, module in self.named_modules():
+            if getattr(module, "runtime", self.runtime) is not self.runtime:
+                raise ValueError(f"call share_runtime when all modules are made: {module_name}")
+            if isinstance(module, (Linear, Embedding)):
                 std = initial_std(self.config, module)
                 cut = None
                 if self.config.init == "xavier_cut" and role_of(module) not in INIT_STD_ROLES:
                     cut = CUT
                 module.init(std, draws, cut)
+            elif hasattr(module, "init"):
+                module.init()
+            else:
+                for name, _ in module.named_parameters(module_name, recurse=False):
+                    fix = "put it into a Slot, or give its module a method init()"
+                    raise ValueError(f"parameter {name} has no initial value: {fix}")
 
     def power_iteration(self) -> None:
         """One step of the power iteration in every σReparam matrix, due after every optimizer
@@ -85,18 +93,18 @@ class Network(nn.Module):
         """The module that holds the parameter of this name, as in `named_parameters`."""
         return self.get_submodule(full_name.rpartition(".")[0])
 
-    def roles(self, inputs: str = "final") -> dict[str, str]:
+    def roles(self, input_gains: str = "final") -> dict[str, str]:
         """{parameter name: role}, in the order of `named_parameters`.
 
-        `inputs`: names from OPEN_GAINS, separated by commas, of gains that count as gain_in; the
-        other ones count as gain_out. ValueError for a parameter without a role.
+        `input_gains`: those of OPEN_GAINS that count as gain_in, separated by commas; the other
+        ones count as gain_out. ValueError for a parameter without a role.
         """
         roles = {}
         for full_name, _ in self.named_parameters():
             name = full_name.rpartition(".")[2]
             role = getattr(self.owner(full_name), "param_roles", {}).get(name)
             if role in OPEN_GAINS:
-                role = "gain_in" if role in inputs.split(",") else "gain_out"
+                role = "gain_in" if role in input_gains.split(",") else "gain_out"
             if role not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
                 raise ValueError(f"parameter {full_name} has role {role}: {fix}")
@@ -106,7 +114,8 @@ class Network(nn.Module):
     def block_types(self) -> dict[str, str]:
         """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}.
 
-        Biases, and σReparam's γ, have the type of their matrix; gains and all others are "norm".
+        Biases, and σReparam's γ, have the type of their matrix. The gains, biases and scalars of
+        slots are "norm", wherever a slot stands.
         """
         types = {}
         for full_name, _ in self.named_parameters():
@@ -153,17 +162,17 @@ def role_of(matrix: Linear | Embedding) -> str:
 
 
 def initial_std(config: Any, matrix: Linear | Embedding) -> float:
-    """Standard deviation of the initial weights of a matrix, by its role:
+    """Standard deviation of the initial weights of a matrix.
+
+    s is init_std with init=normal. With xavier and xavier_cut it is √(2 / (n_in + n_out)), in which
+    sizes that grow with the width are those of the base (layers/scaling.py). m is the growth of the
+    width over the base, 1 with parametrization=standard. The factor is `init_factor`. By role:
 
         emb, pos     init_std
         head         init_std · factor
         patch        s
         router       s / m
         qk, vo, ffn  s / √m · factor
-
-    s is init_std with init=normal. With xavier and xavier_cut it is √(2 / (n_in + n_out)), in which
-    sizes that grow with the width are those of the base (layers/scaling.py). m is the growth of the
-    width over the base, 1 with parametrization=standard. The factor is `init_factor`.
     """
     role = role_of(matrix)
     if role in ("emb", "pos"):
@@ -185,7 +194,8 @@ def initial_std(config: Any, matrix: Linear | Embedding) -> float:
 
 
 def init_factor(config: Any, linear: Linear) -> float:
-    """Factor on the initial standard deviation, by the place of a matrix in its branch:
+    """Factor on the initial standard deviation, by the place of a matrix in its branch. L is the
+    number of blocks, ℓ the number of this block, from 1; both of the base.
 
                              q, k    v, gate, up    o, down    untied head
         residual_init=gpt2   1       1              1/√(2L)    1
@@ -194,10 +204,9 @@ def init_factor(config: Any, linear: Linear) -> float:
         deepnorm=True        1       (8L)^-¼        (8L)^-¼    1
         fixup=True           1       (2L)^-½        0          0
 
-    L is the number of blocks, ℓ the number of this block, from 1; both of the base. DeepNorm: also
-    on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m matrices, of which
-    the last starts at 0. Attention counts as v and o, m = 2. A product of two linear maps, in
-    swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
+    DeepNorm: also on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m
+    matrices, of which the last starts at 0. Attention counts as v and o, m = 2. A product of two
+    linear maps, in swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
     """
     part = linear.part
     if role_of(linear) == "head":

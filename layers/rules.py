@@ -1,4 +1,5 @@
-"""Config errors and notes: flags that are refused, and flags that work but deserve a remark.
+"""Config errors and notes. A flag without any effect and a contradiction are refused; flags that
+work, but do less than one may expect, get a note.
 
 `config` is a GPTConfig; model.py imports this file, so its type is not named here. Each `check_`
 function is about one subject and raises at the first error. A check relies on those before it.
@@ -79,10 +80,10 @@ def changed(config: Any, *names: str) -> str:
 
 
 def branches_with_pre_norm(config: Any) -> list[str]:
-    """The branches with a pre norm in some block. Mix-LN's first blocks have none, so the last
-    block decides."""
+    """The branches with a pre norm in the last block. No other block has more: only Mix-LN's
+    blocks differ, and its first ones have no pre norm."""
     branches = ("attn", "mlp")
-    return [b for b in branches if "pre" in config.slots_with_norm(config.n_layer, b)]
+    return [b for b in branches if "pre" in config.norm_places(config.n_layer, b)]
 
 
 # --------------------------------------------------------------------------------- values and sizes

@@ -19,9 +19,10 @@ class Normalise(torch.autograd.Function):
     """s (x − μ) over the last dimension, in `dtype`, computed in fp32 at least.
 
     s = 1/√(mean((x − μ)²) + eps). μ is the mean of x if `centre`, else 0. The backward pass uses
-    the output y, which the next matrix keeps anyway, so x is not kept:
+    the output y, which the next matrix keeps anyway, so x is not kept. The term mean(∂y) is there
+    only if `centre`:
 
-        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y))
+        ∂x = s (∂y − mean(∂y) − y · mean(y · ∂y))
     """
 
     @staticmethod
@@ -47,7 +48,8 @@ class Normalise(torch.autograd.Function):
 
 
 def cpu_scalar(value: float | None) -> Tensor | None:
-    """`value` as a tensor () on the CPU, which tensors of every device can be multiplied by.
+    """`value` as a tensor () on the CPU, which tensors of every device can be multiplied by. It is
+    fp64, but never raises the dtype of the other tensor, since it has no dimension.
 
     A Python float would make torch.compile compile each block anew. A buffer would be lost in
     meta-device init, and DDP would broadcast it.
@@ -85,11 +87,13 @@ class Slot(nn.Module):
 
     norm      the function `normalise`
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim
-    init      initial value of the gains
+    init_gain initial value of the gains
     role      role of the gains: `gain_in` if a linear map follows, else `gain_out`; one of
-              OPEN_GAINS if the paper does not say which; `scalar` for a single learned factor
+              OPEN_GAINS (layers/roles.py) where the paper calls them neither; `scalar` for a single
+              learned factor
     n_bias    number of learned biases: 0 (none), 1 or dim
-    const     constant factor on the output, or None; 1.0 still counts as a factor
+    const     constant factor on the output, or None. 1.0 is multiplied too, so that blocks which
+              differ in their constants alone share one compiled graph
     const_in  constant factor on the input, or None; only lns=input has one
     drop      rate of stochastic depth, the probability that y of a whole sample is 0 in training;
               None: off
@@ -105,7 +109,7 @@ class Slot(nn.Module):
         norm: Norm = NO_NORM,
         *,
         n_gain: int = 0,
-        init: float = 1.0,
+        init_gain: float = 1.0,
         role: str = "gain_out",
         n_bias: int = 0,
         const: float | None = None,
@@ -114,17 +118,18 @@ class Slot(nn.Module):
         fold: bool = False,
     ):
         super().__init__()
-        self.norm = norm.kind
+        self.norm_kind = norm.kind
         self.eps = norm.eps
         self.groups = norm.groups
         self.squash = norm.squash
-        self.const = 1.0 if const is None else const  # the factors as numbers, for readers
+        # as numbers, for nanodnt/plan and interop/; `forward` multiplies by the tensors below them
+        self.const = 1.0 if const is None else const
         self.const_in = 1.0 if const_in is None else const_in
         self.factor = cpu_scalar(const)
         self.factor_in = cpu_scalar(const_in)
         self.drop = cpu_scalar(drop)
         self.fold = fold and not n_bias
-        self.init_gain = init
+        self.init_gain = init_gain
         self.init_alpha = norm.alpha
         self.param_roles = {"bias": "bias", "alpha": "scalar"}
         self.add_gain(n_gain, role)
@@ -134,9 +139,9 @@ class Slot(nn.Module):
             self.alpha = empty_parameter(1)
 
     def add_gain(self, n: int, role: str) -> None:
-        """Create the parameters of a gain (n,); n = 0: none."""
+        """Create the parameters of a gain (n,); n = 0: none. The constructor calls it."""
         self.gain = empty_parameter(n)
-        self.direction = None
+        self.direction = None  # only a MagnitudeDirectionSlot has one
         self.param_roles["gain"] = role
 
     def gain_vector(self) -> Tensor | None:
@@ -158,9 +163,9 @@ class Slot(nn.Module):
         return self.factor * gain
 
     def normalise(self, x: Tensor) -> Tensor:
-        if self.norm == "none":
+        if self.norm_kind == "none":
             return x
-        if self.norm == "dyt":
+        if self.norm_kind == "dyt":
             return SQUASH[self.squash](self.alpha * upcast(x))
         if self.fold and self.runtime.compute_dtype is not None:
             # A product follows. Its input is rounded here, and kept rounded for the backward pass.
@@ -170,9 +175,10 @@ class Slot(nn.Module):
         grouped = x
         if self.groups > 1:
             grouped = x.unflatten(-1, (self.groups, -1))
-        return Normalise.apply(grouped, self.eps, CENTRES[self.norm], dtype).view_as(x)
+        return Normalise.apply(grouped, self.eps, CENTRES[self.norm_kind], dtype).view_as(x)
 
     def forward(self, x: Tensor) -> Tensor:
+        """y may be fp32 where x is bf16: a caller that needs the dtype of x casts it back."""
         if self.factor_in is not None:
             x = self.factor_in * x
         x = self.normalise(x)
@@ -208,13 +214,13 @@ class Slot(nn.Module):
 class MagnitudeDirectionSlot(Slot):
     """A slot whose gain is stored as a magnitude and a direction α.
 
-    param     "magdir": magnitude · α/rms(α); "expmagdir": exp(magnitude) · α/rms(α)
-    settings  those of `Slot`, with n_gain > 0
+    gain_param  "magdir": magnitude · α/rms(α); "expmagdir": exp(magnitude) · α/rms(α)
+    settings    those of `Slot`, with n_gain > 0
     """
 
-    def __init__(self, param: str, **settings: Any):
+    def __init__(self, gain_param: str, **settings: Any):
         super().__init__(**settings)
-        self.param = param
+        self.gain_param = gain_param
 
     def add_gain(self, n: int, role: str) -> None:
         self.gain = None
@@ -224,26 +230,26 @@ class MagnitudeDirectionSlot(Slot):
 
     def gain_vector(self) -> Tensor:
         unit = self.direction * torch.rsqrt(self.direction.square().mean())
-        if self.param == "expmagdir":
+        if self.gain_param == "expmagdir":
             return self.magnitude.exp() * unit
         return self.magnitude * unit
 
     @torch.no_grad()
     def set_gain(self, value: float) -> None:
         self.direction.fill_(1.0)
-        if self.param == "expmagdir":
+        if self.gain_param == "expmagdir":
             value = math.log(value)
         self.magnitude.fill_(value)
 
 
 def make_slot(
-    param: str, norm: Norm = NO_NORM, n_gain: int = 0, role: str = "gain_out", **settings: Any
+    gain_param: str, norm: Norm = NO_NORM, n_gain: int = 0, role: str = "gain_out", **settings: Any
 ) -> Slot:
-    """A slot whose gains are stored as `param`: "direct", "magdir" or "expmagdir".
+    """A slot whose gains are stored as `gain_param`: "direct", "magdir" or "expmagdir".
 
     A single learned factor, with the role `scalar`, is always stored directly. `settings` are
     further arguments of `Slot`.
     """
-    if param == "direct" or role == "scalar" or n_gain == 0:
+    if gain_param == "direct" or role == "scalar" or n_gain == 0:
         return Slot(norm, n_gain=n_gain, role=role, **settings)
-    return MagnitudeDirectionSlot(param, norm=norm, n_gain=n_gain, role=role, **settings)
+    return MagnitudeDirectionSlot(gain_param, norm=norm, n_gain=n_gain, role=role, **settings)

@@ -34,7 +34,7 @@ class KVCache:
         self.length += k.shape[2]
         self.k[:, :, start : self.length] = k
         self.v[:, :, start : self.length] = v
-        if start == 0:
+        if start == 0:  # the new tokens are all that there are
             return k, v
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
@@ -67,7 +67,7 @@ def generate(
     limit = model.config.block_size
     size = min(limit, idx.shape[1] + max_new_tokens)
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
-    cached = limit  # as if a cache were full: start with the prompt
+    cached = limit  # tokens in the cache; a full one is made anew, so the prompt makes the first
     with attention_kernels(idx.device):
         for _ in range(max_new_tokens):
             if cached == limit:

@@ -168,7 +168,8 @@ def load_pretrained(source: str, block_size: int = 0) -> Trained:
 @contextmanager
 def without_block(model: Transformer, number: int | None) -> Iterator[None]:
     """In this context `model` lacks block `number`, counted from 1; None = it lacks none. The other
-    blocks keep their constants: LNS's own ℓ, DeepNorm's depth."""
+    blocks keep their constants, LNS's own ℓ and DeepNorm's depth; their index in `model.blocks`
+    changes."""
     blocks = model.blocks
     others = [block for i, block in enumerate(blocks, 1) if i != number]
     try:

@@ -63,16 +63,20 @@ def read(part) -> tuple:
         return text, "sigma" if isinstance(part, SigmaReparam) else "matrix"
     gain = "" if part.gain is None else "s" if part.param_roles["gain"] == "scalar" else "γ"
     if part.direction is not None:
-        gain = "β·α̂" if part.param == "magdir" else "eᵇ·α̂"
+        gain = "β·α̂" if part.gain_param == "magdir" else "eᵇ·α̂"
     gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
-    norm = f"{part.squash}(αx)" if part.norm == "dyt" else NORMS[part.norm]
+    norm = f"{part.squash}(αx)" if part.norm_kind == "dyt" else NORMS[part.norm_kind]
     norm += (f"/{part.groups}" if part.groups > 1 else "") + (
         f"({part.const_in:.3g}x)" if part.const_in != 1 else ""
     )
     const = f"{part.const:.3g}" if part.const != 1.0 else ""
     text = "·".join(filter(None, (const, gain, norm))) + (" + b" if part.bias is not None else "")
     learned = gain or part.bias is not None
-    return text, "norm" if part.norm != "none" else "gain" if learned else "const" if text else None
+    if part.norm_kind != "none":
+        return text, "norm"
+    if learned:
+        return text, "gain"
+    return text, "const" if text else None
 
 
 def draw_panel(ax, model: GPT, block: int, taken: set) -> float:

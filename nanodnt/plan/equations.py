@@ -28,12 +28,20 @@ LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
 }
 # constants in equations are marked «like this», so that blocks can be compared without them
 CONSTANT = r"«([^»]*)»"
+# Names of the parameters that the equations show. A new module in a branch needs a place here and
+# in the equations of that branch; `describe_hidden` names parameters without one.
+SHOWN = re.compile(
+    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qk]_norm"
+    r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
+    r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head)"
+    r"\.(weight|sigma|gain|magnitude|direction|alpha|bias|choice_bias)"
+)
 
 
 def symbol(slot: Slot) -> str | None:
     """The symbol of the slot's gain, or None if it has no gain."""
     if slot.direction is not None:
-        return "exp(β)·û" if slot.param == "expmagdir" else "β·û"
+        return "exp(β)·û" if slot.gain_param == "expmagdir" else "β·û"
     if slot.gain is None:
         return None
     if slot.param_roles["gain"] == "scalar":
@@ -44,10 +52,10 @@ def symbol(slot: Slot) -> str | None:
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     """The slot applied to `x`, as text. Every constant is marked, «0.7071», even a 1."""
     x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
-    if slot.norm == "dyt":
+    if slot.norm_kind == "dyt":
         x = dyt_equation(slot, x)
-    elif slot.norm != "none":
-        name = NORMS[slot.norm]
+    elif slot.norm_kind != "none":
+        name = NORMS[slot.norm_kind]
         if slot.groups > 1:
             name += f"[{slot.groups} groups]"
         x = f"{name}{x}" if is_sum else f"{name}({x})"
@@ -215,7 +223,7 @@ def describe_network(model: Transformer) -> list[str]:
     if model.wpe is not None:
         x += " + wpe[position]"
     for slot in (model.embed_scale, model.input_norm):
-        if slot.norm != "none" or slot.gain is not None:
+        if slot.norm_kind != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
     logits = f"Wte {last}" if model.head is None else linear_equation(model.head, "Whead", last)
     return [
@@ -223,6 +231,7 @@ def describe_network(model: Transformer) -> list[str]:
         *describe_blocks(model.config, model.blocks),
         simplify(f"logits = {logits}"),
         *describe_symbols(model),
+        *describe_hidden(model),
         describe_init(model),
     ]
 
@@ -262,6 +271,17 @@ def describe_symbols(model: Transformer) -> list[str]:
         if name in values_of:
             lines.append(f"{name}: {meaning.format(number_range(values_of[name]))}")
     return lines
+
+
+def describe_hidden(model: Transformer) -> list[str]:
+    """A line with the parameters that no equation shows, block numbers left out; or no line."""
+    hidden = {}  # a dict keeps the order
+    for name, _ in model.named_parameters():
+        if not SHOWN.fullmatch(name):
+            hidden[re.sub(r"\.\d+\.", ".*.", name)] = None
+    if not hidden:
+        return []
+    return [f"not in these equations (nanodnt/plan/equations.py): {', '.join(hidden)}"]
 
 
 def describe_init(model: Transformer) -> str:

@@ -196,7 +196,7 @@ def notes_of_stream(
     # here FSDP has all gains and the embedding gathered
     yield model.final_norm, note_gains
     for name, slot in model.named_modules():
-        if isinstance(slot, Slot) and slot.norm == "dyt":
+        if isinstance(slot, Slot) and slot.norm_kind == "dyt":
             yield slot, partial(note_dyt, name, slot)
 
 

@@ -99,7 +99,7 @@ def norm_slots(model: Transformer) -> dict[str, Slot]:
         names += [f"blocks.{i}.{branch}.{place}" for place in ("pre", "mid", "post")]
     names.append("final_norm")
     slots = {name: model.get_submodule(name) for name in names}
-    return {name: slot for name, slot in slots.items() if slot.norm != "none"}
+    return {name: slot for name, slot in slots.items() if slot.norm_kind != "none"}
 
 
 def short_slot(slot: str, block: bool = True) -> str:
@@ -121,7 +121,7 @@ def measure_alpha(
     """{"slots": [{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of its input}] of
     every DyT, in the order of the forward, "pearson_r": correlation of the two, nan where all α are
     the same} (DyT Fig. 8)."""
-    slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
+    slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm_kind == "dyt"}
     if not slots:
         raise NotApplicable("no DyT")
 

@@ -109,7 +109,7 @@ def by_hand(model, idx) -> dict:
             )
         found["logit_max"].append(largest / math.sqrt(c.head_dim))
     slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
-    dyt = [name for name, slot in slots.items() if slot.norm == "dyt"]
+    dyt = [name for name, slot in slots.items() if slot.norm_kind == "dyt"]
     found["alpha"] = {name: float(slots[name].alpha) for name in dyt}
     found["inv_std"] = {name: float(1 / inputs[name].double().numpy().std()) for name in dyt}
     found["gain"] = {}

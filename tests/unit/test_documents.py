@@ -245,9 +245,9 @@ def test_a_network_with_flex_attention():
     with torch.no_grad():
         expected = model(idx, positions=positions)[0]
         model.runtime.flex_attention = True
-        assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
+        assert not torch.is_tensor(model.attention_mask(torch.arange(130), positions, None))
         assert error(model(idx, positions=positions)[0], expected) < 1e-12
-        assert model.mask(torch.arange(130), None, None) is None
+        assert model.attention_mask(torch.arange(130), None, None) is None
 
 
 @pytest.mark.gpu

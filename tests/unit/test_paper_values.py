@@ -95,7 +95,7 @@ def build(fields: tuple) -> tuple:
         ("qk", 0): net.blocks[0].attn.f.q_norm,
         ("final", 0): net.final_norm,
     }
-    found["norms"] = {name for (name, _), slot in slots.items() if slot.norm != "none"}
+    found["norms"] = {name for (name, _), slot in slots.items() if slot.norm_kind != "none"}
     found["factors"] = {key: slot.const for key, slot in slots.items() if slot.factor is not None}
     attn, other = (
         [s for (n, _), s in slots.items() if n in names]
