@@ -109,7 +109,7 @@ def count_bytes(path: Path, dtype: np.dtype, tokenizer: Meta) -> int:
     return n_bytes
 
 
-# --- worker processes -------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- worker processes
 
 
 class NoPool:
