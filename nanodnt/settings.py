@@ -145,9 +145,9 @@ class TrainConfig:
     #   first step, as in the authors' code; warmup_end: the end of warm-up, as in the paper (A.2)
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # end of the decay. shared:
     #   min_lr for all, as in the authors' code; proportional: ratio · min_lr
-    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: decay per step, the learning
-    #   rate times weight_decay, grows with the ratio; unscaled: weight_decay is divided by the
-    #   ratio, so decay per step is the same for all blocks, except near a shared min_lr
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: decay per step (learning rate
+    #   times weight_decay) grows with the ratio; unscaled: weight_decay is divided by the ratio, so
+    #   decay per step is the same for all block types, except near a shared min_lr
     # --- evaluation, logging, checkpoints ---
     eval_interval: PositiveInt = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: NonNegativeInt = 1_000_000  # validation tokens per evaluation, always the same
@@ -181,8 +181,8 @@ class TrainConfig:
     wandb_tags: str = ""  # tags of the run in Weights & Biases, with commas between
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    must_fit: bool = True  # refuse to start if --plan counts more memory than the GPUs have; False =
-    #   start anyway
+    must_fit: bool = True  # refuse to start if --plan counts more memory than the GPUs have; False
+    #   = start anyway
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun. ddp: every device
     #   holds the whole model; fsdp (FSDP2): weights, gradients and optimizer state are sharded;
     #   auto: ddp, or fsdp if under ddp no useful micro batch fits, by the memory that --plan counts
