@@ -145,7 +145,7 @@ class TrainConfig:
     #   first step, as in the authors' code; warmup_end: the end of warm-up, as in the paper (A.2)
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # end of the decay. shared:
     #   min_lr for all, as in the authors' code; proportional: ratio · min_lr
-    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: decay per step (learning rate
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: decay per step (the LR
     #   times weight_decay) grows with the ratio; unscaled: weight_decay is divided by the ratio, so
     #   decay per step is the same for all block types, except near a shared min_lr
     # --- evaluation, logging, checkpoints ---
