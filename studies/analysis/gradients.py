@@ -156,7 +156,7 @@ def sample_labels(model: Transformer, x: Tensor, generator: torch.Generator) -> 
 
 def average_by_type(h: Tensors, types: Types) -> dict[str, Means]:
     """{type: {"arithmetic": mean over all n entries (Blockwise LR eq. 4), "geometric": mean over
-    the entries that are not 0 (App. A.1; our choice), "zero_fraction": share of the zeros, "n"}}."""
+    those that are not 0 (App. A.1; our choice), "zero_fraction": share of the zeros, "n"}}."""
     means = {}
     for kind, values in pool_by_type(h, types).items():
         values = values.double()
