@@ -307,7 +307,7 @@ def _readings(text: str) -> list[Value]:
     readings = [text]
     if text in WORDS:
         readings.append(WORDS[text])
-    for number in (int, float):
+    for number in NUMBERS:
         with suppress(ValueError):
             readings.append(number(text))
     return readings
@@ -413,13 +413,13 @@ def _evaluate(node: ast.expr, names: dict[str, Given]) -> Value:
             value = _calculate(op, [_evaluate(left, names), _evaluate(right, names)])
         case _:
             raise ConfigError(f"not allowed; {ALLOWED}")
-    if type(value) in (int, float) and abs(value) > NUMBERS[float]:
+    if type(value) in NUMBERS and abs(value) > NUMBERS[float]:
         raise ConfigError("the number is out of range")
     return value
 
 
 def _calculate(op: ast.operator | ast.unaryop, operands: list[Value]) -> Value:
-    if not all(type(operand) in (int, float) for operand in operands):
+    if not all(type(operand) in NUMBERS for operand in operands):
         raise ConfigError("arithmetic is for numbers only")
     if isinstance(op, ast.Pow):
         base, exponent = operands
@@ -493,7 +493,7 @@ def _fits(value: Value, option: Any) -> bool:
     if option in (str, PathName):
         return type(value) is str
     if option in NUMBERS:
-        if type(value) not in (int, float) or not abs(value) <= NUMBERS[option]:
+        if type(value) not in NUMBERS or not abs(value) <= NUMBERS[option]:
             return False  # nan and inf too
         return option is float or value == int(value)
     return type(value) is type(option) and value == option  # True is not 1
