@@ -179,7 +179,8 @@ def configure(
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit
     code 2. `--help` prints every flag, `--version` VERSION and torch's, and both exit with 0.
     Raises ValueError for a mistake in `schemas`, such as a name in two of them."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        argv = sys.argv[1:]
     flags = read_flags(*schemas)
     asked = [arg for arg in argv if arg in ASKS]
     if asked:
