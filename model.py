@@ -360,7 +360,7 @@ def norm_function(config: GPTConfig, branch: str = "") -> Norm:
 
 
 def dyt_alpha(config: GPTConfig, branch: str) -> float:
-    """DyT's α₀ on the input of `branch`; "": elsewhere."""
+    """DyT's α₀ on the input of `branch`, or in all other places if `branch` is ""."""
     alpha = config.dyt_alpha_attn if branch == "attn" else config.dyt_alpha_other
     if alpha is not None:
         return alpha
@@ -532,8 +532,8 @@ class Attention(nn.Module):
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
         """[q, k, v], each (B, T, its channels); compiled with the kernel "qkv", one product."""
         matrices = [self.q, self.k, self.v]
-        # q and k that are rotated without a norm are kept for the backward pass. v would be a view
-        # that keeps all three once more.
+        # Rotation without a norm keeps q and k for the backward pass. As a view of the one product,
+        # v would keep all three once more.
         keeps_more = rope is not None and self.q_norm.norm == "none"
         if "qkv" in self.q.runtime.kernels and torch.compiler.is_compiling() and not keeps_more:
             return fused_linear(matrices, u, in_scale, joins_gradients=False)

@@ -118,7 +118,7 @@ class Slot(nn.Module):
         self.eps = norm.eps
         self.groups = norm.groups
         self.squash = norm.squash
-        self.const = 1.0 if const is None else const  # the factors as numbers, for readers
+        self.const = 1.0 if const is None else const  # numbers for printing and analysis
         self.const_in = 1.0 if const_in is None else const_in
         self.factor = cpu_scalar(const)
         self.factor_in = cpu_scalar(const_in)

@@ -1,6 +1,6 @@
 """Every flag of a training run. The comment beside a flag is its text in `python train.py --help`.
 
-A flag's annotation says which values it takes: a type, the choices of a Literal, a range.
+A flag's annotation gives the values that it can take: a type, the choices of a Literal, a range.
 """
 
 from dataclasses import dataclass

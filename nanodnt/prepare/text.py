@@ -113,8 +113,8 @@ def count_bytes(path: Path, dtype: np.dtype, tokenizer: Meta) -> int:
 
 
 class NoPool:
-    """In place of a pool of one process: it works at once, in this thread, which Ctrl-C can
-    stop."""
+    """A stand-in for a pool of one process. It works at once, in this thread, and Ctrl-C can stop
+    it."""
 
     def submit(self, function: Callable, *args: Any) -> Future:
         """A Future that is done."""

@@ -44,10 +44,8 @@ class Env:
     dtype: torch.dtype  # dtype of the matrix products
     distributed: bool
     timeout: timedelta | None = None  # how long a process waits for another before it gives up
-    control: "dist.ProcessGroup | None" = (
-        None  # gloo group for messages between hosts, which do not
-    )
-    #   wait for a GPU
+    # Gloo group for messages between hosts, which do not wait for a GPU.
+    control: "dist.ProcessGroup | None" = None
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
     closing: list[Callable[[], None]] = field(default_factory=list)  # called before the process
     #   group is destroyed
@@ -148,7 +146,7 @@ class Env:
 
 
 class Split(NamedTuple):
-    """How a run is split over its processes."""
+    """The split of a run over its processes."""
 
     parallel: str  # none, ddp, fsdp
     keep: bool  # FSDP: every process keeps full weights and gradients during a step
