@@ -83,15 +83,15 @@ gallery: install data/pystdlib/meta.json
 # the next one would make the same test.
 test-deep: DEEP = --deep
 test test-deep: install-dev
-	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
+	@$(BIN)/python -m pytest -q $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 # What guards this repository and does not judge a fork: its shape, its pages, its configs beside the papers.
 house: install-dev
-	@$(BIN)/python -m pytest --house -n auto --maxprocesses=8 --dist=loadgroup
+	@$(BIN)/python -m pytest -q --house -n auto --maxprocesses=8 --dist=loadgroup
 
 # What needs a CUDA GPU. Elsewhere each test is skipped.
 test-gpu: install-dev
-	@$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python -m pytest -q -m gpu
 
 # A GPU's arithmetic and speed, its time by kernel, tables of the papers; a CPU beside nanoGPT: docs/results/speed.md.
 # With the Python of .venv, or where there is none with PYTHON, which needs torch.

@@ -128,7 +128,7 @@ def measure_and_record(settings: dict[str, Setting], path: str) -> None:
     env = first.env
     record = run_record()
     facts = header(first)
-    warnings = check_load(first) + first.config.source_notes()
+    warnings = check_load(first) + first.config.init_from_notes()
     for warning in warnings:
         env.print(warning)
     for name, fact in facts.items():

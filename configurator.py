@@ -34,8 +34,8 @@ VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 
-# Flags that do not exist, of nanoGPT or of earlier versions, and what to do instead.
-RENAMED = {
+# Names that are no flag here, such as those of nanoGPT, and what to do instead.
+ADVICE = {
     "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step "
     "over all devices, and micro_batch_size, what one device holds at a time",
     "eval_iters": "set eval_tokens, the validation tokens read at each evaluation",
@@ -70,7 +70,7 @@ ARITHMETIC = {
     ast.Pow: operator.pow,
     ast.USub: operator.neg,
 }
-# Words of the command line that are not only strings.
+# Another reading of a word on the command line; `_choose` picks the one that the flag allows.
 WORDS = {
     "True": True,
     "true": True,
@@ -81,7 +81,7 @@ WORDS = {
     "None": None,
     "none": None,
 }
-MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
+NUMBERS = {int: 2**63 - 1, float: sys.float_info.max}  # {type: its largest number}
 MAX_FILE_CHARS = 100_000  # length of a config file
 MAX_MISTAKES = 10  # unknown names in one error message
 
@@ -93,7 +93,7 @@ class ConfigError(ValueError):
     instead."""
 
 
-# --- annotations of flags ---------------------------------------------------------------------
+# ----------------------------------------------------------------------------- annotations of flags
 
 
 class PathName(str):
@@ -137,7 +137,7 @@ def check_ranges(config: Any) -> None:
             raise ValueError(f"{name}={value} must {flag.range}")
 
 
-# --- the configuration of a command ----------------------------------------------------------
+# ------------------------------------------------------------------- the configuration of a command
 
 
 class Given(NamedTuple):
@@ -179,7 +179,8 @@ def configure(
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit
     code 2. `--help` prints every flag, `--version` VERSION and torch's, and both exit with 0.
     Raises ValueError for a mistake in `schemas`, such as a name in two of them."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        argv = sys.argv[1:]
     flags = read_flags(*schemas)
     asked = [arg for arg in argv if arg in ASKS]
     if asked:
@@ -235,7 +236,7 @@ def describe(*instances: Any, given: dict[str, Given] | None = None) -> str:
     return "\n".join(lines)
 
 
-# --- the command line -------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- the command line
 
 
 class Arguments(NamedTuple):
@@ -307,7 +308,7 @@ def _readings(text: str) -> list[Value]:
     readings = [text]
     if text in WORDS:
         readings.append(WORDS[text])
-    for number in (int, float):
+    for number in NUMBERS:
         with suppress(ValueError):
             readings.append(number(text))
     return readings
@@ -315,13 +316,13 @@ def _readings(text: str) -> list[Value]:
 
 def _hint(name: str, flags: dict[str, Flag], dashes: str = "") -> str:
     """Advice for a name that is no flag."""
-    if name in RENAMED:
-        return RENAMED[name]
+    if name in ADVICE:
+        return ADVICE[name]
     close = difflib.get_close_matches(name.lower(), flags, n=1)
     return f"did you mean {dashes}{close[0]}?" if close else "--help lists them all"
 
 
-# --- config files -----------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------- config files
 
 
 def read_file(path: str) -> dict[str, Given]:
@@ -413,13 +414,13 @@ def _evaluate(node: ast.expr, names: dict[str, Given]) -> Value:
             value = _calculate(op, [_evaluate(left, names), _evaluate(right, names)])
         case _:
             raise ConfigError(f"not allowed; {ALLOWED}")
-    if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
+    if type(value) in NUMBERS and abs(value) > NUMBERS[float]:
         raise ConfigError("the number is out of range")
     return value
 
 
 def _calculate(op: ast.operator | ast.unaryop, operands: list[Value]) -> Value:
-    if not all(type(operand) in (int, float) for operand in operands):
+    if not all(type(operand) in NUMBERS for operand in operands):
         raise ConfigError("arithmetic is for numbers only")
     if isinstance(op, ast.Pow):
         base, exponent = operands
@@ -427,7 +428,7 @@ def _calculate(op: ast.operator | ast.unaryop, operands: list[Value]) -> Value:
     return ARITHMETIC[type(op)](*operands)
 
 
-# --- values and their types -------------------------------------------------------------------
+# --------------------------------------------------------------------------- values and their types
 
 
 def _options(hint: Any) -> list[Any]:
@@ -466,12 +467,7 @@ def _choose(readings: list[Value], flag: Flag, refusal: str) -> Value:
     """The first of `readings` that the flag allows, converted to its type.
 
     Raises ConfigError, beginning with `refusal`, if there is none."""
-    # Strings first, types last: "none" is the string where that is a choice, else None, else a
-    # string like any other.
-    options = sorted(
-        _options(flag.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))
-    )
-    for option in options:
+    for option in sorted(_options(flag.hint), key=_rank):
         for value in readings:
             if not _fits(value, option):
                 continue
@@ -479,18 +475,26 @@ def _choose(readings: list[Value], flag: Flag, refusal: str) -> Value:
                 return read_path(value, refusal)
             if option is str:
                 return decode_argument(value, refusal)
-            if option in MAX_NUMBER:
+            if option in NUMBERS:
                 return option(value)
             return value
     raise ConfigError(f"{refusal}: it takes {_allowed(flag)}")
+
+
+def _rank(option: Any) -> int:
+    """Strings come first, types last: "none" is the string where that is a choice, else None, else
+    a string like any other."""
+    if isinstance(option, str):
+        return 0
+    return 2 if isinstance(option, type) else 1
 
 
 def _fits(value: Value, option: Any) -> bool:
     """Whether a value is of a type, or equal to a constant, both as in `_options`."""
     if option in (str, PathName):
         return type(value) is str
-    if option in MAX_NUMBER:
-        if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER[option]:
+    if option in NUMBERS:
+        if type(value) not in NUMBERS or not abs(value) <= NUMBERS[option]:
             return False  # nan and inf too
         return option is float or value == int(value)
     return type(value) is type(option) and value == option  # True is not 1
@@ -533,7 +537,7 @@ def _show(value: Value) -> str:
     return value if isinstance(value, str) and value and value.isprintable() else repr(value)
 
 
-# --- flags, from the dataclasses' source ------------------------------------------------------
+# -------------------------------------------------------------- flags, from the dataclasses' source
 
 
 def flag_of(field: Field) -> str:
@@ -573,7 +577,7 @@ def _comments(schema: type) -> dict[str, tuple[str, str]]:
     before_methods = re.split(r"\n +(?:def|@)", inspect.getsource(schema))[0]
     for line in before_methods.splitlines()[1:]:
         field = re.match(r" +(\w+): ", line)
-        comment = re.search(r"(?:^|  ) *# *(.*)", line)
+        comment = re.search(r"(?:^| )# *(.*)", line)
         if field:
             name = field[1]
             comments[name] = (section, "")
@@ -616,7 +620,7 @@ def _program() -> str:
     return f"python -m {spec.parent}" if spec and name == "__main__.py" else name
 
 
-# --- standard output and error ----------------------------------------------------------------
+# ------------------------------------------------------------------------ standard output and error
 
 
 def prepare_streams() -> None:

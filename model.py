@@ -376,7 +376,7 @@ def norm_function(config: GPTConfig, input_of: str = "") -> Norm:
 
 
 def dyt_alpha(config: GPTConfig, input_of: str) -> float:
-    """DyT's α₀ on the input of a branch; "": elsewhere."""
+    """DyT's α₀ on the input of the branch `input_of`, or in all other places if that is ""."""
     alpha = config.dyt_alpha_attn if input_of == "attn" else config.dyt_alpha_other
     if alpha is not None:
         return alpha

@@ -1,5 +1,5 @@
-"""How a network computes: settings that belong neither to its architecture nor to its weights, and
-that no checkpoint holds."""
+"""Computation settings of a network. They are neither architecture nor weights, and no checkpoint
+holds them."""
 
 from dataclasses import dataclass
 

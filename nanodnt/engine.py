@@ -111,11 +111,11 @@ class Trainer:
     scaler: torch.amp.GradScaler  # scaler of the loss, for fp16
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
-    # returns logits and loss: the model, compiled or wrapped for several processes; None = model
+    # Returns logits and loss: the model, compiled or wrapped for several processes; None = model.
     step_model: Callable | None = None
-    # called after forward and backward of micro batches, clip, optimizer
+    # Called with the name of a phase at its end: forward, backward, clip, optimizer.
     on_phase_end: Callable[[str], None] = lambda phase: None
-    # called after the last micro batch; does the averaging if step_model does not
+    # Called after the last micro batch if step_model does not average the gradients.
     average_gradients: Callable[[], None] = lambda: None
 
 
@@ -125,9 +125,10 @@ def training_step(
     """One optimizer step on this process's part of a batch, tensors (rows, …), the second one the
     targets.
 
-    targets_per_rank   number of targets of the whole batch that count (are not −1), divided by the
-                       number of processes, so that the loss is their mean however the batch is
-                       split; None: all count"""
+    targets_per_rank  number of targets of the whole batch that count (are not −1), divided by the
+                      number of processes: so the loss is their mean for any split of the batch.
+                      None: all count
+    """
     loss = accumulate(trainer, batch, targets_per_rank)
     grad_norm, found_inf = clip(trainer)
     update(trainer)
@@ -137,10 +138,12 @@ def training_step(
 def accumulate(
     trainer: Trainer, batch: tuple[Tensor, ...], targets_per_rank: float | None
 ) -> Tensor:
-    """Sum the gradients of all micro batches into p.grad, times the scaler's factor. Returns the
-    loss of the batch, (). The model's loss is a mean over the targets of its micro batch; here it
-    is weighted by their share of all targets that count. The routers' losses have no targets: each
-    micro batch weighs 1/n, by `loss_scale`."""
+    """Sum the gradients of all micro batches into p.grad, times the scaler's factor.
+
+    The model's loss is the mean over the targets of a micro batch. It is weighted by their share of
+    all targets that count. The routers' losses have no targets: each micro batch has the weight
+    1/n, by `loss_scale`. Returns the loss of the batch, ().
+    """
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
     n = len(micro_batches)
     step_model = trainer.model if trainer.step_model is None else trainer.step_model

@@ -1,4 +1,4 @@
-"""How a script without torch starts and ends: data/*/prepare.py, python -m nanodnt.data."""
+"""Start and end of scripts without torch: data/*/prepare.py, python -m nanodnt.data."""
 
 import sys
 from collections.abc import Callable

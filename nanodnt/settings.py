@@ -1,6 +1,6 @@
 """Every flag of a training run. The comment beside a flag is its text in `python train.py --help`.
 
-A flag's annotation says which values it takes: a type, the choices of a Literal, a range.
+A flag's annotation gives the values that it can take: a type, the choices of a Literal, a range.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ from layers.roles import OPEN_GAINS
 # The largest batch, in sequences or images. A larger number is a typing error, or counts tokens.
 MAX_BATCH = 2**20
 
-# The choices of input_gains: "none", or some of OPEN_GAINS with commas between.
-INPUT_GAINS = ["none", *(",".join(part) for n in (1, 2, 3) for part in combinations(OPEN_GAINS, n))]
+# The choices of input_gains: "none", or some of OPEN_GAINS, in their order, with commas between.
+INPUT_GAINS = ["none"]
+for n_gains in range(1, len(OPEN_GAINS) + 1):
+    INPUT_GAINS += [",".join(names) for names in combinations(OPEN_GAINS, n_gains)]
 
 
 @dataclass
@@ -45,8 +47,8 @@ class TrainConfig:
     batch_size: Annotated[int, Range(ge=1, le=MAX_BATCH)] = 480  # sequences, or images, per
     #   optimizer step, over all devices
     micro_batch_size: NonNegativeInt = 0  # sequences that one device processes at a time; 0 = on a
-    #   GPU the largest divisor of its share of the batch that fits into memory, as `--plan` counts
-    #   it; on a CPU, and in bench.py, the largest divisor up to 16
+    #   GPU the largest divisor of its share of the batch that fits, by the memory that --plan
+    #   counts; on a CPU, and in bench.py, the largest divisor up to 16
     # --- images ---
     label_smoothing: Fraction = 0.0  # share of each training target that is spread over all classes
     crop_area: Annotated[float, Range(gt=0, le=1)] = 1.0  # train on random crops of at least this
@@ -83,8 +85,8 @@ class TrainConfig:
     #   decay. input: those followed by a linear map (pre norms and those of input_gains; IWD);
     #   output: the others
     input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # gains that count as input gains, among
-    #   those that the paper does not classify. v, up: the gains after v and after SwiGLU's up
-    #   (gain_out); final: that of the final norm; several in this order, as in v,final
+    #   those that the paper does not classify: a list in the order v, up, final, as in v,final. v,
+    #   up: the gains after v and after SwiGLU's up (gain_out); final: the final norm's gain
     decay_scalars: bool = False  # apply weight decay to learned scalars (as DyT's LLaMA code does)
     #   and biases
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's
@@ -123,7 +125,8 @@ class TrainConfig:
     #   learning_rate / 10
     wsd_decay: Literal["linear", "sqrt", "cosine"] | None = None  # wsd: shape of the decay, where
     #   sqrt is 1 - √; None = linear
-    wsd_decay_iters: int | None = None  # wsd: steps of the decay; None = a fifth of lr_decay_iters
+    wsd_decay_iters: NonNegativeInt | None = None  # wsd: steps of the decay; None = a fifth of
+    #   lr_decay_iters
     # --- blockwise learning rates (arXiv 2502.19002) ---
     blockwise_lr: bool = False  # give each block type its own learning rate, ratio · learning_rate
     lr_ratio_emb: NonNegativeFloat | None = None  # ratio of the token embedding, and of a tied
@@ -142,9 +145,9 @@ class TrainConfig:
     #   first step, as in the authors' code; warmup_end: the end of warm-up, as in the paper (A.2)
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # end of the decay. shared:
     #   min_lr for all, as in the authors' code; proportional: ratio · min_lr
-    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: learning rate times weight
-    #   decay grows with the ratio; unscaled: weight_decay is divided by the ratio (exact while the
-    #   rate is ratio times the base, so not near a shared min_lr)
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # scaled: decay per step (the LR
+    #   times weight_decay) grows with the ratio; unscaled: weight_decay is divided by the ratio, so
+    #   decay per step is the same for all block types, except near a shared min_lr
     # --- evaluation, logging, checkpoints ---
     eval_interval: PositiveInt = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: NonNegativeInt = 1_000_000  # validation tokens per evaluation, always the same
@@ -178,11 +181,11 @@ class TrainConfig:
     wandb_tags: str = ""  # tags of the run in Weights & Biases, with commas between
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    must_fit: bool = True  # refuse to start if the run needs more than the GPUs' memory by the
-    #   count of `--plan`; False = start anyway
+    must_fit: bool = True  # refuse to start if --plan counts more memory than the GPUs have; False
+    #   = start anyway
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun. ddp: every device
     #   holds the whole model; fsdp (FSDP2): weights, gradients and optimizer state are sharded;
-    #   auto: ddp, or fsdp if under ddp no useful micro batch fits into a GPU by the count of --plan
+    #   auto: ddp, or fsdp if under ddp no useful micro batch fits, by the memory that --plan counts
     fsdp_shard_size: NonNegativeInt = 0  # fsdp: number of processes that share one copy of the
     #   model, such as those of one machine (HSDP); 0 = all
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the matrix
@@ -210,16 +213,16 @@ class TrainConfig:
     timeout_s: PositiveInt = 1800  # seconds after which a process that waits for another gives up
 
     @property
-    def changes(self) -> bool:
+    def augments_images(self) -> bool:
         """Whether training images are augmented one by one."""
         return self.crop_area < 1 or self.crop_padding > 0 or self.flip or self.rand_augment > 0
 
     @property
-    def mixes(self) -> bool:
+    def mixes_images(self) -> bool:
         """Whether training images are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def source_notes(self) -> list[str]:
+    def init_from_notes(self) -> list[str]:
         """A note for commands that inspect the flags' network without loading init_from."""
         source = self.init_from
         if source in ("scratch", "resume", "auto"):

@@ -17,7 +17,7 @@ active ones; the experts' number and width, shared ones, router, balance; data, 
 the baseline has QK-norm, which our DNP adds [I]: hence the second command. Ours [I]: 507M
 parameters, 236M active; 8 experts, 2 active, as in Mixtral, together about as wide as a SwiGLU of
 8d/3; softmax, balance by loss; untied head and GPT-2's vocabulary, which fit the LLaMA-1B of the
-notes (llama_120m.py in config/scale_vectors says how); LR of config/blockwise/llama_237m.py; 100
+notes (llama_120m.py in config/scale_vectors explains it); LR of config/blockwise/llama_237m.py; 100
 tokens for each active parameter.
 """
 

@@ -9,7 +9,7 @@
 
 It is a schedule, so it goes with any optimizer; peak and min LR stay those of the config before it.
 The decay is linear and takes a fifth of the run [I]; --wsd_decay_iters=10000 sets another length,
---wsd_decay=sqrt or --wsd_decay=cosine another form. docs/optimizers.md says how to extend such a
+--wsd_decay=sqrt or --wsd_decay=cosine another form. docs/optimizers.md shows how to extend such a
 run. The WSD script in the code of the blockwise LR paper has another shape: it divides the run into
 thirds.
 """

@@ -5,13 +5,13 @@ Downloads from github.com/AGI-Edgerunners/LLM-Adapters, at one commit, the train
 thousand questions and answers, and the test sets of its eight tasks, BoolQ, PIQA, SIQA, HellaSwag,
 WinoGrande, ARC easy and challenge, and OpenBookQA. They stay in data/commonsense170k/raw, the test
 sets as raw/test/NAME.json: a second run needs no network. The training set is checked against its
-git blob id. Of the test sets we know none: only the commit in their address pins them, and that
-they can be read.
+git blob id. The test sets have no known ids: the commit in their addresses pins them, and each must
+be readable.
 
-Records have "instruction", "input", "output"; how they become tokens is in `python
-data/sft/prepare.py --help`. About 120 of them, chosen by a hash of their numbers, are held out for
-validation (120 is LLM-Adapters' own number in its examples). The default template, alpaca, has the
-words of LLM-Adapters' own prompt, but not its indented lines.
+Records have "instruction", "input", "output"; `python data/sft/prepare.py --help` explains how they
+become tokens. About 120 of them, chosen by a hash of their numbers, are held out for validation
+(120 is LLM-Adapters' own number in its examples). The default template, alpaca, has the words of
+LLM-Adapters' own prompt, but not its indented lines.
 
 The repository's licence, Apache-2.0, is for its code. The eight datasets have licences of their
 own: look them up before you use the data.

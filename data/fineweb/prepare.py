@@ -1,13 +1,12 @@
-"""FineWeb, or FineWeb-Edu, in GPT-2 BPE, ready-made: the token ids of which speed-runs of GPT-2
-training are made.
+"""FineWeb, or FineWeb-Edu, as ready-made token ids of GPT-2's BPE: the data of GPT-2 speed-runs.
 
---shards of 100 million tokens each, of 103 (FineWeb) or 99 (--edu), and a validation shard. Nothing
-is tokenised: it takes as long as the download. A shard takes 0.2 GB to download (to the Hugging
-Face cache, which HF_HOME moves) and 0.2 GB in data/fineweb; so the default of 10 needs 2.2 GB
-twice, all shards 20.8 GB twice, which is checked first. Run it again after a kill: finished
-downloads stay. The texts are under the licence ODC-By 1.0, and Common Crawl's terms of use. For
-FineWeb's texts with another tokenizer: download its parquet files, and data/local/prepare.py
---input=FOLDER.
+--shards is the number of training shards, of 100 million tokens each, at most 103 (FineWeb) or 99
+(--edu); a validation shard comes with them. Nothing is tokenised, so the script takes as long as
+the download. A shard takes 0.2 GB to download (to the Hugging Face cache, which HF_HOME moves) and
+0.2 GB in data/fineweb; so the default of 10 needs 2.2 GB twice, all shards 20.8 GB twice, which is
+checked first. Run it again after a kill: finished downloads stay. The texts are under the licence
+ODC-By 1.0, and Common Crawl's terms of use. To have FineWeb's texts with another tokenizer,
+download its parquet files and use data/local/prepare.py --input=FOLDER.
 
     python data/fineweb/prepare.py --shards=10
     python data/fineweb/prepare.py --shards=10 --edu                    # data/fineweb_edu

@@ -6,7 +6,7 @@ downloads 154 GB to the Hugging Face cache, which HF_HOME moves, and writes as m
 data/imagenet1k; both are checked first. Run it again after a kill: finished downloads are kept.
 
 The JPEG files stay as they are. They have several sizes, and some are gray or CMYK: reading makes
-RGB of them. Each is decoded once here, on all cores, to see that it can be.
+RGB of them. This script decodes each once, on all cores, to find damaged files.
 """
 
 import sys

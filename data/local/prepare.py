@@ -3,14 +3,15 @@ token ids.
 
 A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl or .ndjson file, an
 element of the array in a .json file, or a row of a .parquet file. Line ends become \n, and a byte
-order mark is dropped. Folders are read recursively, also through links; what is left out (hidden,
-empty, or no text) is counted and named. A record that cannot be used is refused, or left out with
---skip_bad. End of text follows every document where the tokenizer has one (chars has none); its
-name in a text (<|endoftext|>) is ordinary text. About --val_fraction of the documents, chosen by a
-hash of their names, is held out for validation; of a single document, its end. Tokenizers: bytes
-(any text), chars (the characters that occur), gpt2 (BPE), gpt2_4096 (its first 4,095 tokens, for
-small models; needs no download), or a model's of Hugging Face: a folder with a tokenizer.json, or
-OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes first.
+order mark is dropped. Folders are read recursively, also through links. Files that are hidden,
+empty or no text are left out, counted and named. A record that cannot be used is refused, or left
+out with --skip_bad. End of text follows every document where the tokenizer has one (chars has
+none); its name in a text (<|endoftext|>) is ordinary text. About --val_fraction of the documents,
+chosen by a hash of their names, is held out for validation; if there is one document, its end is
+held out. Tokenizers: bytes (any text), chars (the characters that occur), gpt2 (BPE), gpt2_4096
+(its first 4,095 tokens, for small models; needs no download), or one of Hugging Face: a folder with
+a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes
+first.
 
 Files of token ids are .bin files in the form of llm.c, of GPT-2's ids (--tokenizer=gpt2), and
 nothing else: those with "val" in their names are held out, or where there are none the last

@@ -1,10 +1,10 @@
 """Your own images → data/NAME: a folder of PNG and JPEG files, with a folder for each class.
 
-Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or
-FOLDER/CLASS/...: then about --val_share of the images, chosen by a hash of their names, are held
-out for validation, but of no class all. Classes are numbered in the order of their names. Folders
-are read recursively, also through links, without hidden files and files that are no PNG or JPEG;
-what is left out is named and counted.
+The folder holds train/CLASS/... and val/CLASS/..., with the same classes in both, or CLASS/...
+alone. In the second case about --val_share of the images, chosen by a hash of their names, are held
+out for validation, but never a whole class. Classes are numbered in the order of their names.
+Folders are read recursively, also through links. Hidden files, and files that are not PNG or JPEG,
+are left out, named and counted.
 
 The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray
 (1) when they are read. With --image_size=N all of them must be N × N, and of that mode.

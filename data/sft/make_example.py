@@ -2,8 +2,8 @@
 in minutes.
 
 The words are syllables drawn at random, and most of the held-out ones do not occur in training: so
-the model learns the task. A third are conversations of two turns, whose second answer
-is in the first prompt.
+the model learns the task. A third are conversations of two turns, whose second answer is in the
+first prompt.
 
     python data/sft/make_example.py
     python data/sft/prepare.py --input=data/sft/example.jsonl --tokenizer=bytes --name=sft_example

@@ -11,14 +11,14 @@ DYT15 = (
     "truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
 )
 COMMONSENSE8 = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa"
-# {list: {task: its metric in the list's mean}}. The papers do not name their metrics [U]; these are
-# ours [I]
+# {list: {task: its metric in the list's mean}}. The papers do not name their metrics: these are our
+# choice.
 SUITES = {
     # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622, App. A). record has no accuracy
     "dyt15": dict.fromkeys(DYT15.split(), "acc") | {"record": "f1"},
-    # The eight tasks of the LNS paper after fine-tuning (arXiv 2502.05795, sec. 5.2). Table 2 has
-    # them, but the text that we have lacks its cells [U]: these are the eight of its dataset,
-    # Commonsense170K (Hu et al. 2023) [I]
+    # The eight tasks of the LNS paper after fine-tuning (arXiv 2502.05795, sec. 5.2). Our text of
+    # the paper lacks the cells of its Table 2. Our choice: the eight tasks of its dataset,
+    # Commonsense170K (Hu et al. 2023).
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
 # {flag: the task that it belongs to}

@@ -28,7 +28,7 @@ from nanodnt.script import run
 ROOT = Path(__file__).resolve().parents[2]
 
 WORKERS = " -n 8" if find_spec("xdist") else ""
-TESTS = f"-m pytest -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}"
+TESTS = f"-m pytest -q -m gpu tests/gpu -k 'operators or compiled or updates'{WORKERS}"
 GPT2 = "bench.py config/gpt2_small.py --micro_batch_size=32"
 GPT2_64 = "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"
 DNT = "bench.py config/dnt_small.py --micro_batch_size=32"

@@ -1,5 +1,5 @@
-"""How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine
-slows all alike."""
+"""Timing of variants. They are built and warmed up, then timed in turns, so that a slow moment of
+the machine slows all of them."""
 
 import gc
 import os

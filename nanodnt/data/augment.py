@@ -105,7 +105,7 @@ def resize_middle(image: Image.Image, side: int, w: float, h: float) -> Image.Im
     return image.resize((side, side), CUBIC, (x, y, x + w, y + h))
 
 
-# --- RandAugment ------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- RandAugment
 
 COUNT = 2  # operations drawn for an image
 CHANCE = 0.5  # probability that a drawn operation is applied

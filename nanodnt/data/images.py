@@ -47,8 +47,8 @@ class PreparedImages(PreparedData):
         self.channels = self.meta["channels"]
         self.size = image_size
         self.config = config
-        self.changes = config is not None and config.changes
-        self.mixes = config is not None and config.mixes
+        self.augments = config is not None and config.augments_images
+        self.mixes = config is not None and config.mixes_images
         if config and config.crop_padding >= image_size:
             raise ValueError(
                 f"crop_padding={config.crop_padding} must be below image_size={image_size}"
@@ -126,7 +126,7 @@ class PreparedImages(PreparedData):
 
         def read(row: int) -> None:
             image = self._image(split, int(chosen[row]))
-            if self.changes and step is not None:
+            if self.augments and step is not None:
                 rng = self._generator(step, index[row], PIXELS)
                 image = change(image, self.size, self.config, self.fill, rng)
             else:

@@ -149,7 +149,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-# --- texts ------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- texts
 
 
 def read_text(file: Path) -> str:
@@ -193,7 +193,7 @@ def unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# --- records ----------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ records
 
 
 def records(file: Path, notes: Notes, key: str | None = None) -> Iterator[tuple[int, Any]]:

@@ -102,7 +102,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-# --- the files of a split ---------------------------------------------------------------------
+# ----------------------------------------------------------------------------- the files of a split
 
 
 class File(NamedTuple):

@@ -157,7 +157,7 @@ class Prefetch:
             self.next = {step + 1: self.pool.submit(self.fetch, step + 1)}
 
 
-# --- the order of an epoch --------------------------------------------------------------------
+# ---------------------------------------------------------------------------- the order of an epoch
 
 
 def permutation(index: np.ndarray, n: int, key: int) -> np.ndarray:

@@ -206,7 +206,7 @@ def tokenizer_id(meta: Meta) -> str:
     return GPT2_JSON if kind == "gpt2" else kind
 
 
-# --- long texts -------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- long texts
 
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, and before a
 # blank between letters or digits, so cutting there changes no token.
@@ -223,7 +223,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[tuple[str, bool]]:
     yield text[start:], True
 
 
-# --- a tokenizer.json -------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- a tokenizer.json
 
 # `hash_json` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
 GPT2_JSON = "23877de23abf03ddb10135458a7467d2e6bcb02b8b64e1eb4fa76e867194f171"
@@ -304,7 +304,7 @@ def start_of(tokenizer: "tokenizers.Tokenizer") -> list[int]:
     return start
 
 
-# --- GPT-2's BPE ------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- GPT-2's BPE
 
 
 def bpe_ranks(kind: str) -> dict[bytes, int]:

@@ -122,8 +122,8 @@ def check_schedule(config: TrainConfig) -> None:
                 refuse(f"{text}: leave it out")
         return
     room = max(0, config.lr_decay_iters - config.warmup_iters)
-    if not 0 <= config.wsd_decay_iters <= room:
-        text = f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {room} steps"
+    if config.wsd_decay_iters > room:
+        text = f"wsd_decay_iters={config.wsd_decay_iters} must be at most the {room} steps"
         iters = f"lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters}"
         refuse(f"{text} after warm-up ({iters})")
 

@@ -153,7 +153,7 @@ def main() -> None:
     if "--plot" in given:
         raise ValueError("--plot is gone: the last table has the learning rates; leave it out")
     model, optimizer, config, plan, remark = read_command(given)
-    lines = [*describe_size(model, remark), *config.source_notes(), ""]
+    lines = [*describe_size(model, remark), *config.init_from_notes(), ""]
     if plan:
         lines += describe_plan(model, config, plan)
     else:

@@ -188,7 +188,7 @@ def _measure(
     return [round(x, 6) for x in mean.tolist()], [round(x, 6) for x in std.tolist()]
 
 
-# --- the Hugging Face Hub ---------------------------------------------------------------------
+# ----------------------------------------------------------------------------- the Hugging Face Hub
 
 
 def build_from_hub(

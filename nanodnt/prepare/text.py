@@ -109,12 +109,12 @@ def count_bytes(path: Path, dtype: np.dtype, tokenizer: Meta) -> int:
     return n_bytes
 
 
-# --- worker processes -------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- worker processes
 
 
 class NoPool:
-    """In place of a pool of one process: it works at once, in this thread, which Ctrl-C can
-    stop."""
+    """A stand-in for a pool of one process. It works at once, in this thread, and Ctrl-C can stop
+    it."""
 
     def submit(self, function: Callable, *args: Any) -> Future:
         """A Future that is done."""

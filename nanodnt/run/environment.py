@@ -146,7 +146,7 @@ class Env:
 
 
 class Split(NamedTuple):
-    """How a run is split over its processes."""
+    """The split of a run over its processes."""
 
     parallel: str  # none, ddp, fsdp
     keep: bool  # FSDP: every process keeps full weights and gradients during a step

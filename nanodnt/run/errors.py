@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and one line on stderr for errors that are not defects of the
+"""The end of a command: exit codes, and one line on stderr for errors that are not defects of the
 program."""
 
 import os

@@ -36,10 +36,9 @@ PIECE = 2**24
 # {matrix of attention or FFN: its type}; gate and up of SwiGLU are both w1
 MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
 
-Note = Callable[
-    [tuple, Any], Any
-]  # gets arguments and output of a module's forward; its result, if
-#   it is not None, becomes the output
+# Gets the arguments and the output of a module's forward. Its result, if it is not None, replaces
+# the output.
+Note = Callable[[tuple, Any], Any]
 
 # -------------------------------------------------------- measures of one tensor, or of the weights
 

@@ -37,7 +37,7 @@ def task_of(model: GPTConfig | dict[str, Any]) -> Task:
 
 def task_of_data(meta: Meta) -> Task:
     """The task of a prepared dataset, by its meta.json, or a checkpoint's copy."""
-    kind = meta.get("kind")  # a meta.json without one is of a text
+    kind = meta.get("kind")  # a meta.json without a kind describes a text
     # Imported here: a run loads only the code of its own task.
     if kind == "examples":
         from nanodnt.tasks.examples import ExamplesTask

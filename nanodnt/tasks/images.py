@@ -120,7 +120,7 @@ class ImageTask(Task):
         side = model_config.image_size
         images = normal_numbers(rows, model_config.channels, side, side)
         labels, others = random.integers(model_config.n_class, size=(2, rows))
-        if not config.mixes:
+        if not config.mixes_images:
             return images, labels
         return images, labels, others, random.random(rows, np.float32)
 

@@ -22,10 +22,10 @@ from studies.analysis.figure import (
 from studies.analysis.runs import WINDOW, Batch, Batches, CheckpointedRun
 from studies.analysis.streams import draw_positions, pull_back, token_functions
 
-# a singular value below this share of the largest counts as 0 [I]
+# A singular value below this share of the largest counts as 0: our choice.
 DIGITS = 1e-7
 JACOBIAN_DIGITS = 1e-5
-WORST = dict(largest=max, condition=max, stable_rank=min)  # of several matrices [I]
+WORST = dict(largest=max, condition=max, stable_rank=min)  # of several matrices: our choice
 TITLES = {
     "largest": "largest singular value",
     "condition": "condition number",
@@ -78,7 +78,7 @@ def average(spectra: list[Spectrum]) -> Spectrum:
 def weight_spectra(block: Block) -> dict[str, Spectrum]:
     """{one of WEIGHTS: the `worst` of its matrices in a block, which are experts, or heads of
     WqᵀWk}. W is the matrix without the gains beside it, as in the paper, whose norms contain them
-    [I]; under σReparam it is γW/σ."""
+    (our inference); under σReparam it is γW/σ."""
     spectra = {"WqᵀWk": [spectrum(head) for head in query_key(block.attn.f)]}
     for name, module in block.named_modules():
         kind = name.split(".")[-1]

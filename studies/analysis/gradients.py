@@ -66,8 +66,8 @@ def compute_gradients(model: Transformer, batches: Iterable[Batch]) -> Tensors:
 
 def tail_statistics(g: Tensor) -> Means:
     """Statistics of the tail of g's entries: "n", "rms", and two that do not depend on their scale:
-    "kurtosis", E g⁴ / (E g²)², Gaussian 3, and "max_over_rms" [I]. These two are nan where all
-    entries are 0, or one is not finite."""
+    "kurtosis", E g⁴ / (E g²)², Gaussian 3, and, our choice, "max_over_rms". These two are nan
+    where all entries are 0, or one is not finite."""
     g = g.detach().cpu().double()  # its range holds fourth powers of any fp32 number
     rms = g.square().mean().sqrt()
     kurtosis = (g / rms).pow(4).mean()
@@ -156,7 +156,7 @@ def sample_labels(model: Transformer, x: Tensor, generator: torch.Generator) -> 
 
 def average_by_type(h: Tensors, types: Types) -> dict[str, Means]:
     """{type: {"arithmetic": mean over all n entries (Blockwise LR eq. 4), "geometric": mean over
-    the entries that are not 0 [I] (App. A.1), "zero_fraction": share of the zeros, "n"}}."""
+    those that are not 0 (App. A.1; our choice), "zero_fraction": share of the zeros, "n"}}."""
     means = {}
     for kind, values in pool_by_type(h, types).items():
         values = values.double()

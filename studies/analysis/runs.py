@@ -20,9 +20,10 @@ from nanodnt.weights import load_pretrained, model_from_checkpoint
 from studies.analysis.settings import AnalyzeConfig
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
-LONGEST = 1024  # tokens of a window of a model of Hugging Face, whose context can be far longer [I]
-# Number of tokens that scatter and jacobian read of a sequence; the Jacobian is that of one of
-# them, or of an image. [I]
+# Largest window, in tokens, for a model of Hugging Face: our choice. Its context can be far longer.
+LONGEST = 1024
+# Number of tokens that scatter and jacobian read of a sequence: our choice. The Jacobian is that of
+# one of them, or of an image.
 WINDOW = 128
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets

@@ -130,8 +130,8 @@ def is_finished(run: TrainingRun) -> bool:
 
 
 def read_outcome(path: Path) -> Outcome:
-    """How the run in this directory ended. It diverged if it was ended because gradients were not
-    finite, or if its last validation loss is above the first. ValueError without any validation
+    """The outcome of the run in this directory. It diverged if it was ended because gradients were
+    not finite, or if its last validation loss is above the first. ValueError without any validation
     loss."""
     rows = read_metrics(path)
     losses = [row["val_loss"] for row in rows if "val_loss" in row]

@@ -36,8 +36,9 @@ MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
 COMPLETEP = dict(parametrization="completep", base_n_embd=4, base_n_layer=1, base_head_size=1)
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
-# name: (flags of GPTConfig, the same network as fields of support.reference.Net): placements and
-# parts,
+# The three tables have rows of the form
+#     name: (flags of GPTConfig, the same network as fields of support.reference.Net).
+# This one has the placements of norms, and the parts of a network.
 LAYOUTS = {
     "S1": (dict(), dict()),
     "S2": (dict(qk_norm=True), dict(qk_norm=True)),
@@ -55,7 +56,7 @@ LAYOUTS = {
     "untied": (dict(tie_weights=False), dict(tied=False)),
     "llama": (LLAMA, LLAMA_NET),
 }
-# published schemes (Net derives the final norm of Mix-LN and the numbers of the blocks itself),
+# Published schemes. Net itself derives the final norm of Mix-LN and the numbers of the blocks.
 SCHEMES = {
     "LNS": (dict(lns="norm"), dict(lns="norm")),
     "LNS residual": (dict(lns="residual"), dict(lns="residual")),
@@ -75,7 +76,7 @@ SCHEMES = {
         dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1)),
     ),
 }
-# and what is tested beside others alone.
+# Parts that are tested only together with others, by `joined`.
 BESIDE = {
     "post": (POST, POST_NET),
     "post attn": (dict(post_norm="attn"), dict(attn="pre post")),
@@ -147,11 +148,14 @@ SCHEMES |= joined(
     "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
 )
 ALL = LAYOUTS | SCHEMES
+# Schemes that are refused with one block, and the fewest blocks that they need.
+LEAST_LAYERS = {"S5 + Mix-LN + LNS + rope": 2, "HG + Mix-LN + LNS learned": 2, "much at once": 2}
 
 
 def network(name, n_layer, **changes):
-    """(flags that fit this depth, Net) of a scheme."""
+    """(flags that fit this depth, or LEAST_LAYERS; Net) of a scheme."""
     flags, net = ALL[name]
+    n_layer = max(n_layer, LEAST_LAYERS.get(name, 1))
     if "post_norm_blocks" in flags:
         flags = dict(flags, post_norm_blocks=min(flags["post_norm_blocks"], n_layer))
     return flags, replace(NET, blocks=n_layer, **net | changes)
@@ -169,7 +173,7 @@ def depth_of(name) -> int:
 @torch.no_grad()
 def perturb(model, seed=0):
     """Random weights away from their init: no gain is 1 and no bias 0, so that an ignored one
-    shows."""
+    shows. Raises ValueError for a parameter whose name does not say what it is."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         noise = torch.empty(p.shape).normal_(generator=generator)
@@ -177,8 +181,12 @@ def perturb(model, seed=0):
             p.copy_(1 + 0.3 * noise)
         elif name.endswith("bias"):
             p.copy_(0.3 * noise)
-        else:  # a matrix keeps the size of its input; embeddings are of size 1
-            p.copy_(noise if name.startswith("w") else noise * p.shape[-1] ** -0.5)
+        elif name in ("wte.weight", "wpe.weight"):
+            p.copy_(noise)
+        elif name.endswith(".weight"):  # a matrix keeps the size of its input
+            p.copy_(noise * p.shape[-1] ** -0.5)
+        else:
+            raise ValueError(f"perturb has no values for {name}: add its name")
     model.power_iteration()  # σReparam's u and v belong to these matrices
     return model
 

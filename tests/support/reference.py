@@ -94,13 +94,15 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         function = rms if net.kind == "rms" else standardise
         return torch.cat([function(part, net.eps) for part in x.split(size, dim=-1)], dim=-1)
 
-    def norm(name, x, gain="vector"):
-        """γ·N(x) + β, or with a scalar γ, or without."""
-        y = normalised(name, x)
+    def gained(name, y, gain):
+        """γ·y, where γ is a vector, a scalar, or ("") left out."""
         if gain == "scalar":
-            y = take(name + ".gain") * y
-        elif gain == "vector":
-            y = vector(name) * y
+            return take(name + ".gain") * y
+        return vector(name) * y if gain == "vector" else y
+
+    def norm(name, x, gain="vector"):
+        """γ·N(x) + β."""
+        y = gained(name, normalised(name, x), gain)
         return y + take(name + ".bias") if net.norm_bias else y
 
     usual = "" if net.gains == "none" else "vector"  # the gain of a norm
@@ -219,10 +221,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             y = f(name + ".f", u, positions)
             if "mid" in positions:
                 y = norm(name + ".mid", y, net.branch_gain or usual)
-            elif net.branch_gain == "vector":
-                y = vector(name + ".mid") * y
-            elif net.branch_gain == "scalar":
-                y = take(name + ".mid.gain") * y
+            else:
+                y = gained(name + ".mid", y, net.branch_gain)
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
             y = factor.get("branch", 1) * net.blocks**-net.depth_power * y

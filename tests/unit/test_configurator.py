@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from configurator import (
+    ADVICE,
     ALLOWED,
-    RENAMED,
     VERSION,
     ConfigError,
     configure,
@@ -262,7 +262,7 @@ def test_refused_files(capsys, config, line):
 def test_all_names_that_are_unknown_are_listed_at_once(config, capsys):
     """As in a config of nanoGPT."""
     words = "unknown flag --backend (chosen from device); "
-    words += f"c.py:1: unknown key eval_iters ({RENAMED['eval_iters']}); "
+    words += f"c.py:1: unknown key eval_iters ({ADVICE['eval_iters']}); "
     words += "c.py:2: unknown key sead (did you mean seed?)"
     assert refused(capsys, config("eval_iters = 40\nsead = 1\nseed = 3"), "--backend=nccl") == words
     many = config("".join(f"key_{i} = 1\n" for i in range(15)))
@@ -504,7 +504,7 @@ from configurator import configure, describe
 @dataclass
 class Config:
     # --- first section ------
-    n_layer: int = 12  # blocks
+    n_layer: int = 12 # blocks
     learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is
                                         # something else for each of them and therefore takes
                                         # surprisingly well-considered words

@@ -69,10 +69,6 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
 def test_forward_is_the_equation(name, n_layer, monkeypatch):
     """In float64, and in fp32 as near as its rounding allows."""
     flags, net = network(name, n_layer)
-    if flags.get("post_norm_blocks") == n_layer and (
-        flags.get("gain") == "branch" or flags.get("lns") == "norm"
-    ):
-        net = replace(net, blocks=2)  # refused where no block has a pre norm
     idx, targets = batch()
 
     def logits_and_loss(model):
