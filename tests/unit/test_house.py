@@ -8,6 +8,7 @@ git tracks are read. What measures is in support/house.py; the second half of th
 made-up sources, that each check finds what it is for.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -48,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Ceilings. Lower them when something goes. To raise one takes a reason, in the commit.
 # Nodes of the syntax tree, which are the content however it is broken into lines.
-MAX_NODES = {"core": 73700, "interop": 12500, "studies": 29000, "tests": 165000}
+MAX_NODES = {"core": 74100, "interop": 12500, "studies": 29000, "tests": 165000}
 # Of the core: nodes in a line of code, and long lines, statements `a, b = x, y` and expressions
 # `x if c else y` in 1000 lines of code.
 MAX_NODES_PER_LINE = 7.0
@@ -58,7 +59,7 @@ MAX_LINES_OF_A_FUNCTION = 60
 MAX_IMPORTS_OF_TRAIN = 53
 # Flags are those of the model and of training. A refusal is a `raise ValueError` or a call of
 # `refuse`: those of layers/rules.py count too.
-MAX_FLAGS, MAX_REFUSALS = 150, 364
+MAX_FLAGS, MAX_REFUSALS = 150, 371
 
 # The one place where a lower floor calls an upper one: `python model.py` is an alias for
 # `python -m nanodnt.plan`.
@@ -341,3 +342,10 @@ def test_a_long_function_and_a_bare_return_type_are_found():
         assert bare_returns({"a.py": f"async def f() -> {bare}: ...\n"}) == ["a.py:1 f"]
     for full in ("tuple[int, int]", "dict[str, int] | None", "'A'", "None"):
         assert bare_returns({"a.py": f"def f() -> {full}: ...\n"}) == []
+
+
+def test_every_mutant_has_its_place():
+    """tests/mutants.py replaces a text that stands once in its file."""
+    for mutant in json.loads((ROOT / "tests/mutants.json").read_text()):
+        if mutant["file"] in SOURCES:  # a fork may have deleted it
+            assert SOURCES[mutant["file"]].count(mutant["old"]) == 1, mutant
