@@ -112,7 +112,7 @@ class RunRecord:
         return float(np.interp(step, [row["step"] for row in self.rows], seconds)) / 3600
 
     def state(self) -> str | None:
-        """How the run ended; None if it made all its steps."""
+        """The early end of the run, in words; None if it made all its steps."""
         step = self.rows[-1]["step"]
         if "failure" in self.rows[-1]:
             return f"failed at step {step}"

@@ -34,7 +34,7 @@ STYLE = {
     "lines.linewidth": 1.3,
     "savefig.dpi": 130,
     "figure.constrained_layout.use": True,
-    "axes.titley": 1.0,  # a title whose place is not searched for takes half the time
+    "axes.titley": 1.0,  # a fixed place of titles halves the time of drawing
 }
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
 TYPE_COLORS = {

@@ -1,4 +1,4 @@
-"""The residual stream and the attention logits, measured and drawn: after LNS (arXiv 2502.05795).
+"""Figures of the residual stream and the attention logits, after LNS (arXiv 2502.05795).
 Questions that the paper leaves open, and our choices: docs/analysis.md."""
 
 import math

@@ -1,4 +1,4 @@
-"""The numbers that a run logged about itself while training, drawn: row["track"] of metrics.jsonl
+"""Figures of the measurements that a run logs while training: row["track"] of metrics.jsonl
 (nanodnt/run/tracking.py)."""
 
 import math
