@@ -10,7 +10,6 @@ from layers.linear import Embedding, Linear, SigmaReparam
 from layers.roles import BLOCK_ROLES, OPEN_GAINS, ROLES
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, growth
-from layers.slot import Slot
 
 INIT_STD_ROLES = ("emb", "pos", "head")  # these have init_std also with init=xavier and xavier_cut
 CUT = 2.0  # standard deviations at which init=xavier_cut truncates
@@ -19,8 +18,10 @@ CUT = 2.0  # standard deviations at which init=xavier_cut truncates
 class Network(nn.Module):
     """Base class of a model, with the methods that optimizers and the training step call.
 
-    A module with parameters has `param_roles`, {name of its parameter: role}. `config` is a
-    GPTConfig.
+    Parameters live in a `Slot`, a `Linear` or an `Embedding`; a learned scalar, for example, is
+    Slot(n_gain=1, role="scalar", init=0.5). Any other module with parameters has `param_roles`,
+    {name of its parameter: role}, and a method `init()` that sets their initial values. `config` is
+    a GPTConfig.
     """
 
     config: Any
@@ -55,18 +56,22 @@ class Network(nn.Module):
         """Set every parameter: gains, biases and scalars by their modules, matrices by `Draws`.
 
         A seed means the same weights on every device and any number of processes, whatever else
-        draws random numbers.
+        draws random numbers. ValueError for a parameter whose module cannot set it.
         """
         draws = Draws(seed)
-        for module in self.modules():
-            if isinstance(module, Slot):
-                module.init()
-            elif isinstance(module, (Linear, Embedding)):
+        for module_name, module in self.named_modules():
+            if isinstance(module, (Linear, Embedding)):
                 std = initial_std(self.config, module)
                 cut = None
                 if self.config.init == "xavier_cut" and role_of(module) not in INIT_STD_ROLES:
                     cut = CUT
                 module.init(std, draws, cut)
+            elif hasattr(module, "init"):
+                module.init()
+            else:
+                for name, _ in module.named_parameters(module_name, recurse=False):
+                    fix = "put it into a Slot, or give its module a method init()"
+                    raise ValueError(f"parameter {name} has no initial value: {fix}")
 
     def power_iteration(self) -> None:
         """One step of the power iteration in every σReparam matrix, due after every optimizer

@@ -21,7 +21,9 @@ class NotPlain(ValueError):
     """The layout has a part that a plain Pre-LN model lacks. The message names it."""
 
 
-# Values in every architecture whose own flags have no others. Refusals name flags in this order.
+# Values in every architecture whose own flags have no others. Refusals name flags in this order. A
+# new flag that changes what the network computes belongs here, unless `sublayer` moves its factor
+# into a weight. Parameters that it adds to a block are refused anyway.
 PLAIN = dict(
     norm="rmsnorm",
     pos="rope",
@@ -130,20 +132,30 @@ def as_wanted(weights: Tensors, wanted: Tensors, kind: str) -> Tensors:
 
 def sublayer(residual: Residual, where: str, kind: str) -> Tensors:
     """The tensors of one residual sub-layer, whose name in the model is `where`, with pre norms of
-    the kind `kind`."""
+    the kind `kind`. NotPlain for parts that a plain sub-layer lacks."""
     mid = affine(residual.mid, "a norm on a branch's output (mid_norm)")
     refuse_factor(residual.post, "after the sum (post_norm, lns=residual)")
     refuse_factor(residual.skip, "on the stream")
     tensors = norm(residual.pre, f"{where}.pre", kind)
+    used = set()  # modules inside f whose parameters and constants are in the tensors
     for name, module in residual.f.named_modules():
+        place = f"{where}.f.{name}"
         if isinstance(module, Linear):
             is_last = name.split(".")[-1] in ("o", "down")
             end = mid if is_last else Affine(1.0, None)
             if name == "q" and residual.f.q_norm.norm == "none":  # a constant on q
                 end = affine(residual.f.q_norm)
-            tensors |= matrix(module, f"{where}.f.{name}", end)
+                used.add(residual.f.q_norm)
+            tensors |= matrix(module, place, end)
+            used |= {module, module.pre, module.out}
+        elif module in used:
+            continue
         elif isinstance(module, Slot) and module.norm != "none":  # QK-norm
-            tensors |= norm(module, f"{where}.f.{name}", "rmsnorm")
+            tensors |= norm(module, place, "rmsnorm")
+        elif isinstance(module, Slot):
+            refuse_factor(module, f"at {place}")
+        elif list(module.parameters(recurse=False)):
+            raise NotPlain(f"the parameters of {place} have no place there")
     return tensors
 
 

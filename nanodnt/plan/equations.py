@@ -28,6 +28,14 @@ LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
 }
 # constants in equations are marked «like this», so that blocks can be compared without them
 CONSTANT = r"«([^»]*)»"
+# Names of the parameters that the equations show. A new module in a branch needs a place here and
+# in the equations of that branch; `describe_hidden` names parameters without one.
+SHOWN = re.compile(
+    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qk]_norm"
+    r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
+    r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head)"
+    r"\.(weight|sigma|gain|magnitude|direction|alpha|bias|choice_bias)"
+)
 
 
 def symbol(slot: Slot) -> str | None:
@@ -223,6 +231,7 @@ def describe_network(model: Transformer) -> list[str]:
         *describe_blocks(model.config, model.blocks),
         simplify(f"logits = {logits}"),
         *describe_symbols(model),
+        *describe_hidden(model),
         describe_init(model),
     ]
 
@@ -262,6 +271,17 @@ def describe_symbols(model: Transformer) -> list[str]:
         if name in values_of:
             lines.append(f"{name}: {meaning.format(number_range(values_of[name]))}")
     return lines
+
+
+def describe_hidden(model: Transformer) -> list[str]:
+    """A line with the parameters that no equation shows, block numbers left out; or no line."""
+    hidden = {}  # a dict keeps the order
+    for name, _ in model.named_parameters():
+        if not SHOWN.fullmatch(name):
+            hidden[re.sub(r"\.\d+\.", ".*.", name)] = None
+    if not hidden:
+        return []
+    return [f"not in these equations (nanodnt/plan/equations.py): {', '.join(hidden)}"]
 
 
 def describe_init(model: Transformer) -> str:

@@ -13,8 +13,10 @@ from tokenizers import models, normalizers, processors
 
 import export
 from interop.huggingface import write
+from interop.huggingface.plain import NotPlain, plain_model
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
+from layers.slot import Slot
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
@@ -309,6 +311,23 @@ def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
     ):
         write_it(ours, tmp_path / "it", check=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "make",
+    (
+        lambda: Slot(n_gain=1, role="scalar", init=0.5),
+        lambda: Slot(const=0.5),
+        lambda: torch.nn.Linear(4, 4),
+    ),
+    ids=("gain", "constant", "other module"),
+)
+def test_a_new_module_in_a_branch_is_not_left_out(make):
+    """Also where nothing is compared: in a model without transformers beside it."""
+    ours = build(LLAMA, dtype=torch.float32)
+    ours.blocks[1].attn.f.extra = make()
+    with pytest.raises(NotPlain, match=r"blocks\.1\.attn\.f\.extra"):
+        plain_model(ours, "llama")
 
 
 def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, capsys):

@@ -5,12 +5,14 @@ import re
 
 import pytest
 
-from model import GPT, GPTConfig
+import model
+from layers.slot import Slot
+from model import GPT, Attention, GPTConfig
 from nanodnt.optim import OPTIMIZERS
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig
-from support.models import POST
+from support.models import ALL, POST
 from support.optimizers import OURS
 from support.runs import ROOT, call
 
@@ -168,6 +170,22 @@ def test_a_large_model(run):
     state |= dict(muon=f"{(8 * total - 4 * 12 * d * d * layers) / 1e9:.2f}")
     assert sizes == {name: ["5.75", "5.75", of_name] for name, of_name in state.items()}
     assert "note: lns acts less than it seems" in out and "block by block" in out
+
+
+def test_every_parameter_is_in_an_equation_or_named(monkeypatch):
+    layouts = [flags for flags, _ in ALL.values()]
+    layouts += [dict(n_expert=4, n_expert_shared=1, balance="bias", bias=True, mlp="swiglu")]
+    for flags in layouts:
+        assert not [line for line in lines(**flags) if line.startswith("not in")], flags
+
+    class WithScalar(Attention):
+        def __init__(self, config, layer):
+            super().__init__(config, layer)
+            self.temperature = Slot(n_gain=1, role="scalar")
+
+    monkeypatch.setattr(model, "Attention", WithScalar)
+    (line,) = [line for line in lines() if line.startswith("not in")]
+    assert line.endswith("equations.py): blocks.*.attn.f.temperature.gain")
 
 
 def test_a_mixture_of_experts(run):

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
+import model as model_file
 from layers.draws import Draws
 from model import GPT, GPTConfig
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
@@ -180,6 +181,29 @@ def test_counts_of_the_dnt_models(d, heads, depth):
     assert model.num_params(positions=False) == matrices + table + gains
     assert model.num_params() == matrices + table + gains + 1024 * d
     assert model.flops_per_token() == 6 * (matrices + table) + 12 * depth * d * 1024
+
+
+class WithTemperature(model_file.Attention):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.temperature = torch.nn.Parameter(torch.full((1,), 0.5))
+        self.param_roles = {"temperature": "scalar"}
+
+
+def test_a_parameter_without_an_initial_value_raises(monkeypatch):
+    """`to_empty` would leave it as it finds the memory."""
+    monkeypatch.setattr(model_file, "Attention", WithTemperature)
+    message = r"parameter blocks\.0\.attn\.f\.temperature has no initial value: .*Slot"
+    with pytest.raises(ValueError, match=message):
+        GPT.empty(GPTConfig(**SIZE, n_layer=2))
+
+    def init(self):
+        self.temperature.fill_(0.5)
+
+    monkeypatch.setattr(WithTemperature, "init", init, raising=False)
+    model = GPT.empty(GPTConfig(**SIZE, n_layer=2)).to_empty(device="cpu")
+    model.init_weights()
+    assert model.blocks[1].attn.f.temperature.item() == 0.5
 
 
 @pytest.mark.parametrize("cut", (None, 2.0))
