@@ -516,7 +516,7 @@ def run_once(
     spike: RollBack | None,
 ) -> int:
     """Set up, then train or only evaluate; the exit code."""
-    stop.nothing_is_lost()  # a roll-back has dropped the steps since the last checkpoint
+    stop.allow_end_at_once()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
     run = set_up(config, model_config, env, stop, spike)
     if not config.eval_only:

@@ -178,11 +178,10 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
 
 
 def uses_betas(config: TrainConfig, model: Transformer) -> bool:
-    """Whether beta1 and beta2 have an effect: on the optimizer, or on its fallback rule."""
-    rules = [RULES[config.optimizer]]
-    if rules[0].fallback_rule:
-        rules.append(RULES[rules[0].fallback_rule])
-    return any("betas" in rule.options(config, "ffn", model) for rule in rules)
+    """Whether beta1 and beta2 have an effect: on the matrices, or on the parameters of a
+    fallback rule."""
+    rule = RULES[config.optimizer]
+    return bool(rule.fallback_rule) or "betas" in rule.options(config, "ffn", model)
 
 
 def role_notes(config: TrainConfig, model: Transformer) -> list[str]:

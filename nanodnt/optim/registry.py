@@ -92,9 +92,9 @@ class Rule(NamedTuple):
     state: Callable[[Tensor, Group], State]
     # None for MODULE:CLASS, whose step Adapter calls
     step: Callable[[list[Work], Tensor | None, Tensor | None], None] | None
-    # {flag: default}: learning_rate, weight_decay, and the flags that only some optimizers have
-    # (momentum, say). Those of other optimizers are refused. A new flag is one more line in
-    # TrainConfig with the default None
+    # {flag: default}: learning_rate and weight_decay, which are required, and flags that only some
+    # optimizers have (momentum, say). Those of other optimizers are refused. A new flag is one more
+    # line in TrainConfig with the default None
     defaults: dict = {}
     # defaults that depend on other settings; they replace those above
     defaults_for: Callable[[TrainConfig], dict] = lambda config: {}
@@ -122,14 +122,10 @@ def register(name: str, *functions: Callable, **settings: object) -> None:
     if name in OPTIMIZERS:
         refuse(f"two optimizers register as {name!r}: rename one")
     rule = Rule(*functions, **settings)
-    if not {"learning_rate", "weight_decay"} <= rule.defaults.keys():
-        refuse(f"optimizer {name}: its defaults must have learning_rate and weight_decay")
     for flag in rule.defaults:
-        if not hasattr(TrainConfig, flag):
-            refuse(f"optimizer {name}: its default {flag} is no flag: add it to TrainConfig, None")
-        if getattr(TrainConfig, flag) is not None:
-            text = f"{flag}={getattr(TrainConfig, flag)} is the default of every optimizer"
-            refuse(f"optimizer {name}: {text}: set it in a config, or add a flag with default None")
+        if getattr(TrainConfig, flag, "no flag") is not None:
+            fix = "defaults are for flags that are None in TrainConfig"
+            refuse(f"optimizer {name} cannot have a default for {flag}: {fix}")
     RULES[name] = rule
     OPTIMIZERS[name] = rule
 

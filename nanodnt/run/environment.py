@@ -366,7 +366,7 @@ class Stop:
                     signals.say(f"{name} received: ending as soon as everything is saved", file=1)
                 answered = True
 
-    def nothing_is_lost(self) -> None:
+    def allow_end_at_once(self) -> None:
         """From now on, until the first step or save, a signal ends the process at once, also one
         that was received before."""
         self.nothing_to_lose = True

@@ -431,19 +431,10 @@ def test_a_name_registers_once(lion):
         register("lion", *RULES["lion"][:3], defaults=dict(learning_rate=1.0, weight_decay=0.0))
 
 
-RATES = dict(learning_rate=1.0, weight_decay=0.0)
-
-
-@pytest.mark.parametrize(
-    "defaults, words",
-    [
-        (RATES | dict(beta2=0.99), "beta2=0.95 is the default of every optimizer"),
-        (RATES | dict(signum=2.0), "its default signum is no flag: add it to TrainConfig"),
-        (dict(learning_rate=1.0), "must have learning_rate and weight_decay"),
-    ],
-)
-def test_defaults_that_could_not_act_are_refused(defaults, words):
+@pytest.mark.parametrize("flag", ["beta2", "no_such_flag"])
+def test_defaults_that_could_not_act_are_refused(flag):
     """Nor do they harm the other optimizers: nothing is registered."""
-    with pytest.raises(ValueError, match=words):
+    defaults = {"learning_rate": 1.0, "weight_decay": 0.0, flag: 0.99}
+    with pytest.raises(ValueError, match=f"signum cannot have a default for {flag}: "):
         register("signum", *RULES["adamw"][:3], defaults=defaults)
     assert "signum" not in OPTIMIZERS and "signum" not in RULES

@@ -9,7 +9,6 @@ import ast
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -55,37 +54,35 @@ def register_class(name: str, arguments: str) -> Rule:
 def load_class(name: str) -> type[torch.optim.Optimizer]:
     """The class that `name`, MODULE:CLASS, names."""
     module_name, _, class_name = name.partition(":")
-    if "/" in module_name or "" in module_name.split(".") or not class_name.isidentifier():
-        refuse(f"optimizer={name} must be MODULE:CLASS, as in from MODULE import CLASS")
+    cls = None
+    problem = f"{module_name} has no subclass of torch.optim.Optimizer named {class_name}"
     try:
-        module = import_module(module_name)
+        cls = getattr(import_module(module_name), class_name, None)
     except ModuleNotFoundError as error:
         fix = "install its package, or put its file beside train.py"
         if module_name.endswith(".py"):
-            fix = f"leave .py out, as in {module_name.removesuffix('.py')}:{class_name}"
-        refuse(f"optimizer={name}: no module {error.name!r} in this environment: {fix}")
+            fix = "leave .py out"
+        problem = f"no module {error.name!r} in this environment: {fix}"
     except (Exception, SystemExit) as error:  # a file that is not ours can raise anything
-        refuse(f"optimizer={name}: importing {module_name} fails: {in_one_line(error)}")
-    found = getattr(module, class_name, None)
-    if found is None:
-        refuse(f"optimizer={name}: {module_name} has no {class_name}")
-    if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
-        refuse(f"optimizer={name}: {class_name} is no subclass of torch.optim.Optimizer")
-    return found
+        problem = f"importing {module_name} fails: {in_one_line(error)}"
+    if "/" in module_name or "" in (module_name, class_name):
+        problem = "it must be MODULE:CLASS, as in from MODULE import CLASS"
+    if not (inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer)):
+        refuse(f"optimizer={name}: {problem}")
+    return cls
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
     """{name: value} of Python keyword arguments with plain values, which are parsed, not run."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
-        if call.args or not all(keyword.arg for keyword in call.keywords):
+        names = {keyword.arg for keyword in call.keywords if keyword.arg}
+        if call.args or len(names) < len(call.keywords):
             raise SyntaxError
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AttributeError):
-        allowed = "keyword arguments with plain values, as in betas=(0.9,0.95),eps=1e-8"
+        allowed = "keyword arguments, each once, with plain values, as in betas=(0.9,0.95),eps=1e-8"
         refuse(f"optimizer_args={text} must be {allowed}")
-    if len(arguments) < len(call.keywords):
-        refuse(f"optimizer_args={text} has an argument twice")
     if arguments.keys() & {"lr", "weight_decay"}:
         refuse(f"optimizer_args={text}: use --learning_rate and --weight_decay for lr and decay")
     return arguments
@@ -124,17 +121,14 @@ class Adapter(Optimizer):
         """An instance of the class on these groups. ValueError where it refuses them, or cannot be
         driven from here."""
         cls = load_class(self.name)
-        if not takes_argument(cls, "lr"):
-            refuse(f"optimizer={self.name}: its constructor must take lr")
         try:
             inner = cls(groups, lr=learning_rate, **self.given)
         except (Exception, SystemExit) as error:
             refuse(f"optimizer={self.name} refuses its settings: {in_one_line(error)}")
-        if not hasattr(inner, "param_groups"):
-            refuse(f"optimizer={self.name}: its constructor must call super().__init__")
-        if list(map(id, inner.param_groups)) != list(map(id, groups)):
-            text = "makes groups of its own, which learning rates and decay would not reach"
-            refuse(f"optimizer={self.name} {text}: it must hand its groups to super().__init__")
+        inner_groups = getattr(inner, "param_groups", [])
+        if list(map(id, inner_groups)) != list(map(id, groups)):
+            fix = "learning rates would not reach groups of its own"
+            refuse(f"optimizer={self.name} must hand its groups to super().__init__: {fix}")
         if "lr" not in inner.defaults:
             refuse(f"optimizer={self.name} has no lr in its groups: it would ignore the schedule")
         if "weight_decay" not in inner.defaults and any(g["weight_decay"] for g in groups):
@@ -236,11 +230,6 @@ def copy_state(state: AnyState, device: torch.device, step_on_device: bool) -> A
         return torch.empty_like(value, device=place).copy_(value)
 
     return {key: tree_map(partial(copy, key=key), value) for key, value in state.items()}
-
-
-def takes_argument(function: Callable, name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 @cache
