@@ -199,7 +199,7 @@ def measure_scatter(model: Transformer, batches: Batches, run: CheckpointedRun) 
     scatters = {}
     for name in pick_evenly(list(slots), 3):
         points = norm_scatter(model, batches, name, 3000, run.generator())
-        scatters[name] = {"norm": slots[name].norm, **points}
+        scatters[name] = {"norm": slots[name].norm_kind, **points}
     return {"slots": scatters}
 
 
