@@ -1,7 +1,9 @@
 """`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and
 shards by hand."""
 
+import gc
 import json
+import time
 from dataclasses import replace
 from itertools import product
 
@@ -401,7 +403,12 @@ def test_ddp_takes_what_was_predicted(case, alone):
         trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip)
         if compile == "blocks":
             trainer.step_model = data_parallel(model, alone)
-            assert memory.now == pytest.approx(total_bytes(model.parameters()), rel=0.01)
+            weights = pytest.approx(total_bytes(model.parameters()), rel=0.01)
+            end = time.monotonic() + 10
+            while memory.now != weights and time.monotonic() < end:
+                gc.collect()  # gradients that DDP has copied may be freed a moment later
+                time.sleep(0.01)
+            assert memory.now == weights
         else:
             trainer.average_gradients = averaging(model)
         training_step(trainer, (x, x))
