@@ -115,7 +115,12 @@ def draw(random: Random, command: Command, kinds: list) -> Fault:
 def action(what: str):
     """A function that sends this process a signal, or raises an error of the system."""
     if what.startswith("SIG"):
-        return lambda *_: os.kill(os.getpid(), signal.Signals[what])
+
+        def send(*_):
+            os.kill(os.getpid(), signal.Signals[what])
+            time.sleep(0.2)  # the thread that answers gets a core before the run goes on
+
+        return send
     code = getattr(errno, what.split()[0])
 
     def fail(*_):
