@@ -169,7 +169,7 @@ def start_from_pretrained(
     start = choose_balance(start, model_config, env)
     title = "model of the weights, not of the flags"
     print_changes(title, asdict(model_config), asdict(start.model.config), env)
-    env.print(f"weights: {source}")
+    env.print(f"weights: {source}{pretrained.about}")
     if not start.meta:
         env.print(
             f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,7 @@ from tqdm import tqdm
 from nanodnt.data.meta import Meta
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
 from nanodnt.prepare.script import in_order, publish, staging
+from nanodnt.prepare.shards import read_pieces
 
 # Characters that a worker tokenises at a time; it gets longer documents in pieces.
 JOB_CHARS = PIECE
@@ -41,7 +42,7 @@ def build(
     out_dir: Path,
     source: str,
     tokenizer: Meta,
-    splits: dict[str, Iterable[Texts]],
+    splits: dict[str, Sequence[Texts]],
     *,
     name: str | None = None,
     workers: int = 1,
@@ -62,7 +63,10 @@ def build(
     with staging(out_dir) as parts, start_pool(workers) as pool:
         entries = {}
         for split, files in splits.items():
-            blocks = _encode_files(files, tokenizer, dtype, pool, 2 * workers, split)
+            if any(isinstance(file, np.ndarray) for file in files):
+                blocks = (ids.astype(dtype).tobytes() for ids in read_pieces(files, split))
+            else:
+                blocks = _encode_files(files, tokenizer, dtype, pool, 2 * workers, split)
             entries[split] = _write_split(parts / f"{split}.bin", blocks, dtype)
         meta = {
             "format": 1,
@@ -147,7 +151,7 @@ def _start_worker() -> None:
 
 
 def _encode_files(
-    files: Iterable[Texts],
+    files: Sequence[Iterable[str]],
     tokenizer: Meta,
     dtype: np.dtype,
     pool: Executor | NoPool,
@@ -159,9 +163,6 @@ def _encode_files(
     cuts = tokenizer["tokenizer"] != "json"
     with tqdm(desc=title, unit=" documents", disable=None) as bar:  # None: shown only on a terminal
         for file in files:
-            if isinstance(file, np.ndarray):
-                yield file.astype(dtype).tobytes()
-                continue
             jobs = ((key, dtype.str, job) for job in _jobs(file, cuts))
             for encoded in in_order(pool, _encode_job, jobs, ahead):
                 yield encoded.raw
