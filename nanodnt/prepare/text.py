@@ -20,12 +20,14 @@ from tqdm import tqdm
 
 from nanodnt.data.meta import Meta
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
-from nanodnt.prepare.script import in_order, publish, staging
+from nanodnt.prepare.script import in_order, publish, run_folder, staging
 from nanodnt.prepare.shards import read_pieces
 
 # Characters that a worker tokenises at a time; it gets longer documents in pieces.
 JOB_CHARS = PIECE
 COUNT_TOKENS = 1 << 24  # tokens whose bytes are counted at a time
+SMALL_CONTEXT = 128  # block_size of config/quickstart.py
+MANY_TOKENS = 100_000_000  # training tokens from which 124M parameters make sense: our choice
 
 Texts = Iterable[str] | np.ndarray  # the documents of a file, or its token ids
 Job = list[tuple[str, bool]]  # pieces of documents, and whether a document ends with each
@@ -46,7 +48,7 @@ def build(
     *,
     name: str | None = None,
     workers: int = 1,
-    command: str = "python train.py",
+    command: str | None = None,
 ) -> Meta:
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the
     content of meta.json.
@@ -54,7 +56,7 @@ def build(
     tokenizer   a `Tokenizer.meta_for(...)`; if it has an end of text, that follows every document
     splits      {"train": files, "val": files}, read in this order
     workers     tokenising processes; they do not change what is written
-    command     printed at the end, with the --dataset
+    command     printed at the end, with the --dataset; None: a small model that fits
 
     Raises ValueError if a split is empty. A run that fails leaves nothing, and an earlier dataset
     in `out_dir` unchanged."""
@@ -81,8 +83,22 @@ def build(
         if meta["tokenizer"] == "json" and meta["eot"] is None:
             about += "\nnote: this tokenizer names no end of text (eos_token), "
             about += "so nothing stands between documents"
-        publish(parts, out_dir, meta, "tokens", about, command)
+        commands = [command] if command else _fitting_commands(meta, out_dir)
+        publish(parts, out_dir, meta, "tokens", about, commands)
     return meta
+
+
+def _fitting_commands(meta: Meta, out_dir: Path) -> list[str]:
+    """A command for a CPU and, for many tokens of GPT-2, one for GPUs."""
+    n_tokens = [entry["tokens"] for entry in meta["splits"].values()]
+    small = f"python train.py config/quickstart.py {run_folder(out_dir)}"
+    if min(n_tokens) <= SMALL_CONTEXT:
+        small += f" --block_size={min(n_tokens) - 1}"
+    commands = [small]
+    if meta["tokenizer"] == "gpt2" and n_tokens[0] >= MANY_TOKENS:
+        large = "torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py"
+        commands.append(f"{large} {run_folder(out_dir, '_dnt_small')}")
+    return commands
 
 
 def build_from_hub(
