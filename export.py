@@ -29,10 +29,8 @@ class ExportConfig:
     # --- what to export ---
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
-    init_from: PathName = (
-        ""  # weights from elsewhere instead of a run's checkpoint: a checkpoint of
-    )
-    #   nanoGPT or the folder that holds it, a folder of Hugging Face, OWNER/MODEL, gpt2, …
+    init_from: PathName = ""  # weights from elsewhere instead of a run's checkpoint: nanoGPT's
+    #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
     to: PathName = ""  # the folder to write, which must not exist
     target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"
     #   architecture; auto = the first architecture of transformers that computes the same, else

@@ -93,7 +93,7 @@ class InitFrom(NamedTuple):
     """The meaning of the flag init_from."""
 
     resumes: bool  # whether to resume the run in out_dir, if there is one
-    # what a new run starts from: scratch, a checkpoint, or a name of Hugging Face; resume for
+    # what a new run starts from: scratch, a checkpoint, or a model from elsewhere; resume for
     # init_from=resume, which starts none
     source: str
 

@@ -106,12 +106,14 @@ def find_shards(path: Path) -> list[Path]:
 
 def names_nanogpt_ids(path: Path) -> bool:
     """Whether --input names a folder of token ids in nanoGPT's form, or one file of them."""
+    file = path
     if path.is_dir():
-        return has_nanogpt_ids(path) and not any(map(shards.is_shard, path.glob("*.bin")))
-    is_file = path.suffix == ".bin" and path.is_file()
-    if not is_file or (path.parent / "meta.json").exists():
+        if not has_nanogpt_ids(path):
+            return False
+        file = path / "train.bin"
+    elif path.suffix != ".bin" or (path.parent / "meta.json").exists():
         return False
-    return not shards.is_shard(path)
+    return not (file.is_file() and shards.is_shard(file))
 
 
 def find_token_ids(args: argparse.Namespace) -> tuple[Meta, shards.Splits] | None:

@@ -22,7 +22,7 @@ def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pr
     that our model lacks."""
     folder = fetch(name)
     try:
-        config, weights, meta = read_folder(folder)
+        pretrained = read_folder(folder)
     except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
     # no version writes such values
@@ -30,15 +30,15 @@ def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pr
         raise ValueError(
             f"{name} cannot be used: one of its .json files is damaged ({e})"
         ) from None
-    fit_to_flags(config, weights, block_size, dropout)
-    return Pretrained(config, weights, meta)
+    fit_to_flags(pretrained, block_size, dropout)
+    return pretrained
 
 
-def fit_to_flags(
-    config: GPTConfig, weights: dict[str, Tensor], block_size: int, dropout: float
-) -> None:
-    """Shorten the context to `block_size` tokens, unless that is 0 or it is shorter already, and
-    set the dropout."""
+def fit_to_flags(pretrained: Pretrained, block_size: int, dropout: float) -> None:
+    """Set the dropout, and shorten the context to `block_size` tokens, unless that is 0 or the
+    context is shorter already."""
+    config = pretrained.config
+    weights = pretrained.weights
     config.dropout = dropout
     if block_size and block_size < config.block_size:
         config.block_size = block_size

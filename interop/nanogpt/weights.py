@@ -13,6 +13,7 @@ from interop.huggingface.read import UNUSED, fit_to_flags
 from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.files import reason_of
 from nanodnt.run.checkpoints import (
     fingerprint,
     is_count,
@@ -50,19 +51,18 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
         step = values["iter_num"]
         if not is_count(step):
             raise ValueError("its iter_num is no number of steps")
-        val_loss = float(values.get("best_val_loss", NOT_EVALUATED))
+        val_loss = torch.as_tensor(values.get("best_val_loss", NOT_EVALUATED)).item()
     except ValueError as e:
         raise ValueError(f"{path} cannot be used: {e}") from None
     except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:
-        reason = f"{type(e).__name__}: {str(e)[:100]}"
+        reason = f"{type(e).__name__}: {reason_of(e)[:100]}"
         raise ValueError(f"{path} cannot be used: it is damaged ({reason})") from None
-    fit_to_flags(config, weights, block_size, dropout)
     about = f", nanoGPT's step {step}"
     if is_number(val_loss) and val_loss < NOT_EVALUATED:
         about += f", its validation loss {val_loss:.4f}"
     about += "; the moments of its AdamW are not taken over"
     dataset = name_of_dataset(values)
-    return Pretrained(
+    pretrained = Pretrained(
         config,
         weights,
         find_tokenizer(config.vocab_size, dataset),
@@ -72,6 +72,8 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
         f"{dataset}, which is not prepared here: run `python data/local/prepare.py "
         f"--input=nanoGPT/data/{dataset} --tokenizer=chars --name={dataset}`",
     )
+    fit_to_flags(pretrained, block_size, dropout)
+    return pretrained
 
 
 def read_config(model_args: dict[str, Any]) -> GPTConfig:

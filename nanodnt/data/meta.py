@@ -49,6 +49,7 @@ def check_not_nanogpt(folder: Path) -> None:
     name = folder.resolve().name
     if folder.resolve().parent == DATA:
         name = f"my_{name}"  # a folder is not prepared into itself
+    name = shlex.quote(name)
     source = shlex.quote(str(folder))
     raise ValueError(
         f"dataset {folder} is not prepared (no meta.json): it has token ids in nanoGPT's form: run "
