@@ -90,19 +90,15 @@ def read_config(model_args: dict[str, Any]) -> GPTConfig:
 
 
 def read_weights(theirs: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Our state dict from nanoGPT's. Where its head is not the embedding, `config` is told. An
-    embedding and a head with other rows than the vocabulary are refused, as is every tensor that is
-    missing, of another shape, or unknown: ValueError, with its name."""
+    """Our state dict from nanoGPT's. ValueError, with its name, for a tensor that is missing, of
+    another shape, or unknown, as is a head that is not the embedding."""
     tensors = {}
     for name, tensor in theirs.items():
         name = WRAPPERS.sub("", name).removeprefix(FAMILY.prefix)
         if not UNUSED.search(f".{name}"):
             tensors[name] = tensor
-    head = tensors.get("lm_head.weight")
-    if head is None or torch.equal(head, tensors["wte.weight"]):
-        tensors.pop("lm_head.weight", None)
-    else:
-        config.tie_weights = False
+    if torch.equal(tensors["lm_head.weight"], tensors["wte.weight"]):
+        del tensors["lm_head.weight"]
     return tensors_from_theirs(tensors, config, FAMILY)
 
 
