@@ -206,6 +206,8 @@ def main(argv: list[str] | None = None) -> None:
     out = inputs.output_folder(args, "input", may_replace=may_replace)
     source = args.input.resolve().name
 
+    if args.input.suffix == ".bin" and args.input.resolve().parent == out.resolve():
+        raise ValueError(f"{out} holds --input={args.input}: give another --name or --out_dir")
     token_ids = find_token_ids(args)
     if token_ids is not None:
         tokenizer, splits = token_ids

@@ -138,6 +138,7 @@ BAD_FLAGS = {
     "(there is a meta.pkl): --tokenizer=chars": dict(tokenizer="gpt2"),
     "another tokenizer needs the text itself": dict(tokenizer="bytes"),
     "run `python data/local/prepare.py --input=old --tokenizer=chars": dict(input="old/meta.pkl"),
+    "old holds --input=old/train.bin": dict(input="old/train.bin", out_dir="old"),
     "this needs 0.0 GB: make room, or give --out_dir": dict(name="full"),
 }
 
