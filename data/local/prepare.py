@@ -133,7 +133,7 @@ def find_token_ids(args: argparse.Namespace) -> tuple[Meta, shards.Splits] | Non
             f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, "
             "--tokenizer=gpt2"
         )
-    tokenizer = Tokenizer.meta_for("gpt2")
+    tokenizer = find_tokenizer("gpt2")
     return tokenizer, shards.split(shard_files, args.val_fraction, tokenizer["vocab_size"])
 
 
@@ -211,7 +211,6 @@ def main(argv: list[str] | None = None) -> None:
     token_ids = find_token_ids(args)
     if token_ids is not None:
         tokenizer, splits = token_ids
-        Tokenizer(tokenizer)  # ValueError if its vocabulary is missing
         n_tokens = sum(len(ids) for files in splits.values() for ids in files)
         hub.check_disk({out: 2 * n_tokens})
         text.build(out, f"{source} (token ids)", tokenizer, splits, name=args.name)

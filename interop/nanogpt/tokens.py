@@ -43,6 +43,7 @@ def read(path: Path, tokenizer: str, val_fraction: float) -> tuple[Meta, shards.
         )
     chars = read_alphabet(pickled) if kind == "chars" else None
     meta = Tokenizer.meta_for(kind, chars)
+    Tokenizer(meta)  # ValueError if GPT-2's vocabulary is missing
     files = [path]
     if path.is_dir():
         files = [folder / "train.bin", folder / "val.bin"]
