@@ -37,7 +37,7 @@ def main() -> int:
     if not paths:
         raise ValueError(
             "no run is named: python analyze.py RUN [RUN ...], a run directory or a checkpoint of "
-            "one; or --init_from=FOLDER, a model of Hugging Face"
+            "one; or --init_from=FOLDER, a model of Hugging Face or nanoGPT"
         )
     missing = [str(path) for path in paths if not path.exists()]
     if missing:

@@ -2,6 +2,7 @@
 
 python export.py --out_dir=out/quickstart --to=exported/quickstart
 python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama
+python export.py --init_from=out-owt/ckpt.pt --to=exported/owt  # nanoGPT's, for transformers
 
 A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that architecture;
 constants and gains that it lacks, such as LNS's, are multiplied into the weights. Every other
@@ -20,7 +21,7 @@ import torch
 from configurator import PathName, configure
 from interop.huggingface.write import write_pretrained
 from nanodnt.run.errors import reports_errors
-from nanodnt.weights import load_trained
+from nanodnt.weights import load_pretrained, load_trained
 
 
 @dataclass
@@ -28,6 +29,8 @@ class ExportConfig:
     # --- what to export ---
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
+    init_from: PathName = ""  # weights from elsewhere instead of a run's checkpoint: nanoGPT's
+    #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
     to: PathName = ""  # the folder to write, which must not exist
     target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"
     #   architecture; auto = the first architecture of transformers that computes the same, else
@@ -43,7 +46,10 @@ def main() -> None:
     (config,), _ = configure(ExportConfig, description=__doc__)
     if not config.to:
         raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
-    trained = load_trained(config.out_dir, config.checkpoint)
+    if config.init_from:
+        trained = load_pretrained(config.init_from)
+    else:
+        trained = load_trained(config.out_dir, config.checkpoint)
     kind, checked = write_pretrained(
         trained.model,
         trained.meta,

@@ -4,6 +4,7 @@ python sample.py --out_dir=out/dnt_small --start="The"
 python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --top_p=0.95
 python sample.py --out_dir=out/dnt_small --start=FILE:prompt.txt    # the same, as nanoGPT has it
 python sample.py --init_from=gpt2 --start="The"                     # weights of Hugging Face
+python sample.py --init_from=out-shakespeare-char                   # nanoGPT's ckpt.pt in a folder
 echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 
 chat.py talks with a model that was fine-tuned on conversations.
@@ -23,7 +24,7 @@ from nanodnt.run.errors import reports_errors
 from nanodnt.sampling import SamplingConfig
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # it adds the reader of Hugging Face weights
+    import interop  # noqa: F401  # it adds the readers of weights from elsewhere
 
 
 @dataclass

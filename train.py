@@ -65,7 +65,7 @@ from nanodnt.start import (
 from nanodnt.tasks import Task, open_data, task_of_data
 
 with suppress(ModuleNotFoundError):  # a fork may have deleted it
-    import interop  # noqa: F401  # registers the reader of Hugging Face's weights
+    import interop  # noqa: F401  # registers the readers of weights from elsewhere
 
 if TYPE_CHECKING:  # loaded only if a flag asks for it
     from nanodnt.run.tracking import Tracker

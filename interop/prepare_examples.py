@@ -113,7 +113,7 @@ def build_examples(
             "train": _write_split(parts, "train", train),
             "val": _write_split(parts, "val", val),
         }
-        script.publish(parts, out_dir, meta, "examples", _summary(meta), command)
+        script.publish(parts, out_dir, meta, "examples", _summary(meta), [command])
 
 
 def _summary(meta: dict[str, Any]) -> str:

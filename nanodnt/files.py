@@ -82,7 +82,7 @@ def missing_package(module: str) -> str:
     or because interop/ was deleted."""
     if module == "interop":
         return (
-            "this needs the folder interop/ (Hugging Face, evaluation, conversations), "
+            "this needs the folder interop/ (Hugging Face, nanoGPT, evaluation, conversations), "
             "which is not here"
         )
     if module in EXTRA:

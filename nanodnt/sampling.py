@@ -16,8 +16,8 @@ class SamplingConfig:
     # --- the model ---
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
-    init_from: PathName = ""  # weights of Hugging Face instead of a run's checkpoint: a folder,
-    #   OWNER/MODEL, gpt2, …
+    init_from: PathName = ""  # weights from elsewhere instead of a run's checkpoint: nanoGPT's
+    #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the matrix
     #   products

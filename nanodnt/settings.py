@@ -34,8 +34,9 @@ class TrainConfig:
     #   loss.png
     init_from: PathName = "scratch"  # source of the weights. scratch: random; resume: the
     #   checkpoint in out_dir; auto: that, or scratch if there is none; a run directory (its
-    #   best.pt) or a checkpoint's path; a Hugging Face folder or OWNER/MODEL, or gpt2, gpt2-medium,
-    #   gpt2-large, gpt2-xl. auto:SOURCE resumes if it can, else starts from SOURCE, any of these
+    #   best.pt) or a checkpoint's path; nanoGPT's ckpt.pt, or its folder; a Hugging Face folder or
+    #   OWNER/MODEL, or gpt2, gpt2-medium, gpt2-large, gpt2-xl. auto:SOURCE resumes if it can, else
+    #   starts from SOURCE, any of these
     overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in
     #   out_dir
     seed: NonNegativeInt = 1337  # seed of initialisation, data order and dropout, which have

@@ -93,7 +93,7 @@ class InitFrom(NamedTuple):
     """The meaning of the flag init_from."""
 
     resumes: bool  # whether to resume the run in out_dir, if there is one
-    # what a new run starts from: scratch, a checkpoint, or a name of Hugging Face; resume for
+    # what a new run starts from: scratch, a checkpoint, or a model from elsewhere; resume for
     # init_from=resume, which starts none
     source: str
 
@@ -169,7 +169,7 @@ def start_from_pretrained(
     start = choose_balance(start, model_config, env)
     title = "model of the weights, not of the flags"
     print_changes(title, asdict(model_config), asdict(start.model.config), env)
-    env.print(f"weights: {source}")
+    env.print(f"weights: {source}{pretrained.about}")
     if not start.meta:
         env.print(
             f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"

@@ -79,7 +79,7 @@ class Trained:
     model: GPT  # on the CPU, in eval mode, in fp32
     tokenizer: "Tokenizer"
     meta: dict  # meta of the tokenizer: tokenizer, vocab_size, eot and other keys of its kind
-    source: str  # a checkpoint's path, or a folder or name of Hugging Face
+    source: str  # a checkpoint's path, or a folder or name of a model from elsewhere
     step: int  # optimizer steps made; 0 = unknown
     doc_mask: bool = False  # whether documents were kept apart in training; False = unknown
 
@@ -122,6 +122,9 @@ class Pretrained(NamedTuple):
     config: GPTConfig
     weights: dict[str, Tensor]  # a state dict, in the precision of the files
     meta: dict | None  # meta of the tokenizer; None if the source has none
+    step: int = 0  # optimizer steps made; 0 = unknown
+    about: str = ""  # more on the weights, for the line that names their source
+    no_meta: str = "has no tokenizer.json, which is needed to read and write text"
 
 
 # A function in READERS. It takes (source, model_config) and returns None if it does not know the
@@ -146,20 +149,24 @@ def read_pretrained(source: str, model_config: GPTConfig) -> Pretrained | None:
 
 def load_pretrained(source: str, block_size: int = 0) -> Trained:
     """The model and tokenizer that `source` names, with a context of at most `block_size` tokens (0
-    = its own). ValueError if no reader knows the source, or if it has no tokenizer."""
+    = its own; a checkpoint of ours always has its own). ValueError if no reader knows the source,
+    or if it has no tokenizer."""
     from nanodnt.data.tokenizer import Tokenizer
 
     pretrained = read_pretrained(source, GPTConfig(block_size=block_size))
     if pretrained is None:
+        if Path(source).is_file():
+            return load_trained(Path(source).parent, Path(source).name)
         raise ValueError(
-            f"init_from={source} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; "
-            "a run is named without init_from"
+            f"init_from={source} is neither a folder nor a name (OWNER/MODEL) of Hugging Face, nor "
+            "a checkpoint file; a run is named without init_from"
         )
-    config, weights, meta = pretrained
+    meta = pretrained.meta
     if meta is None:
-        raise ValueError(f"{source} has no tokenizer.json, which is needed to read and write text")
-    model = model_from_checkpoint({"model_config": vars(config), "model": weights})
-    return Trained(model.eval(), Tokenizer(meta), meta, source, step=0)
+        raise ValueError(f"{source} {pretrained.no_meta}")
+    content = {"model_config": vars(pretrained.config), "model": pretrained.weights}
+    model = model_from_checkpoint(content)
+    return Trained(model.eval(), Tokenizer(meta), meta, source, pretrained.step)
 
 
 # ------------------------------------------------------------------------------------------ models

@@ -13,13 +13,18 @@ held out. Tokenizers: bytes (any text), chars (the characters that occur), gpt2 
 a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes
 first.
 
-Files of token ids are .bin files in the form of llm.c, of GPT-2's ids (--tokenizer=gpt2), and
-nothing else: those with "val" in their names are held out, or where there are none the last
---val_fraction of all tokens.
+Files of token ids are taken as they are, whatever their size. nanoGPT's: name the folder that holds
+its train.bin and val.bin, which stay the splits (or one such file, whose last --val_fraction is
+held out), with --tokenizer=gpt2, or with --tokenizer=chars if there is a meta.pkl. Such a folder
+may keep its name where a script here has the same (openwebtext, shakespeare_char). llm.c's .bin
+files, of GPT-2's ids (--tokenizer=gpt2): those with "val" in their names are held out, or where
+there are none the last --val_fraction of all tokens.
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
     python data/local/prepare.py --input=corpus/ --tokenizer=models/smollm --name=corpus_smollm
+    python data/local/prepare.py --input=nanoGPT/data/openwebtext --tokenizer=gpt2 \
+        --name=openwebtext
 """
 
 import argparse
@@ -32,9 +37,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from layers.cores import own_cores
 from nanodnt.data import inputs
-from nanodnt.data.meta import Meta, check_not_nanogpt
+from nanodnt.data.meta import Meta, check_not_nanogpt, has_nanogpt_ids
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
-from nanodnt.prepare import script, shards, text
+from nanodnt.prepare import hub, script, shards, text
 
 
 class Scan(NamedTuple):
@@ -85,15 +90,11 @@ def texts_of_records(
             notes.leave_out("empty", inputs.place(file, number))
 
 
-def find_token_ids(path: Path) -> list[Path]:
-    """The files of token ids that --input names, if it names such files. Raises ValueError where
-    they are nanoGPT's."""
+def find_shards(path: Path) -> list[Path]:
+    """The files of token ids in llm.c's form that --input names, if it names such files."""
     notes = inputs.Notes()
     files = inputs.find_files(path, notes)
     shard_files = shards.token_files([file for _, file in files])
-    is_binary = path.is_dir() or path.suffix in (".bin", ".pkl")
-    if is_binary and not any(map(shards.is_shard, shard_files)):
-        check_not_nanogpt(path if path.is_dir() else path.parent)
     if not shard_files:
         return []
     for _, file in files:
@@ -101,6 +102,39 @@ def find_token_ids(path: Path) -> list[Path]:
             notes.leave_out("no token ids", str(file))
     notes.print()
     return shard_files
+
+
+def names_nanogpt_ids(path: Path) -> bool:
+    """Whether --input names a folder of token ids in nanoGPT's form, or one file of them."""
+    file = path
+    if path.is_dir():
+        if not has_nanogpt_ids(path):
+            return False
+        file = path / "train.bin"
+    elif path.suffix != ".bin" or (path.parent / "meta.json").exists():
+        return False
+    return not (file.is_file() and shards.is_shard(file))
+
+
+def find_token_ids(args: argparse.Namespace) -> tuple[Meta, shards.Splits] | None:
+    """The token ids that --input names, after their tokenizer; None where it names texts. Raises
+    ValueError where another tokenizer has made them, or a file has another form."""
+    if names_nanogpt_ids(args.input):
+        from interop.nanogpt.tokens import read
+
+        return read(args.input, args.tokenizer, args.val_fraction)
+    if args.input.suffix == ".pkl":
+        check_not_nanogpt(args.input.parent)
+    shard_files = find_shards(args.input)
+    if not shard_files:
+        return None
+    if args.tokenizer != "gpt2":
+        raise ValueError(
+            f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, "
+            "--tokenizer=gpt2"
+        )
+    tokenizer = find_tokenizer("gpt2")
+    return tokenizer, shards.split(shard_files, args.val_fraction, tokenizer["vocab_size"])
 
 
 def find_tokenizer(name: str) -> Meta | None:
@@ -168,22 +202,21 @@ def main(argv: list[str] | None = None) -> None:
     help = "leave out records that cannot be used, and count them"
     parser.add_argument("--skip_bad", action="store_true", help=help)
     args = parser.parse_args(argv)
-    out = inputs.output_folder(args, "input")
-    tokenizer = find_tokenizer(args.tokenizer)
+    may_replace = names_nanogpt_ids(args.input) and args.input.resolve().name == args.name
+    out = inputs.output_folder(args, "input", may_replace=may_replace)
     source = args.input.resolve().name
 
-    shard_files = find_token_ids(args.input)
-    if shard_files:
-        if args.tokenizer != "gpt2":
-            raise ValueError(
-                f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, "
-                "--tokenizer=gpt2"
-            )
-        splits = shards.split(shard_files, args.val_fraction, tokenizer["vocab_size"])
-        source = f"{source} ({len(shard_files)} files)"
-        text.build(out, source, tokenizer, splits, name=args.name)
+    if args.input.suffix == ".bin" and args.input.resolve().parent == out.resolve():
+        raise ValueError(f"{out} holds --input={args.input}: give another --name or --out_dir")
+    token_ids = find_token_ids(args)
+    if token_ids is not None:
+        tokenizer, splits = token_ids
+        n_tokens = sum(len(ids) for files in splits.values() for ids in files)
+        hub.check_disk({out: 2 * n_tokens})
+        text.build(out, f"{source} (token ids)", tokenizer, splits, name=args.name)
         return
 
+    tokenizer = find_tokenizer(args.tokenizer)
     scanned = scan(args.input, args.text_key, inputs.Notes(args.skip_bad), tokenizer)
     source = f"{source} ({len(scanned.scores):,} documents)"
     tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(scanned.alphabet))

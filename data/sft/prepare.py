@@ -91,7 +91,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.val_input is not None:
         check_apart(args.input, args.val_input)
         held_out = conversations(args.val_input, *keys, notes)
-    run = f"--init_from=auto:RUN --out_dir=out/{out.resolve().name}"
+    # the quickstart's tokens are bytes; else the user has to name a run with the same tokenizer
+    source = "out/quickstart" if args.tokenizer == "bytes" else "RUN"
+    run = f"--init_from=auto:{source} {script.run_folder(out)}"
     prepare_examples.build_examples(
         out,
         args.input.resolve().name,

@@ -31,8 +31,9 @@ class EvaluateConfig:
     out_dir: str = "out/quickstart"  # a run directory, or several with commas between, which are
     #   shown side by side
     checkpoint: PathName = "best.pt"  # a checkpoint in each: best.pt, last.pt, prev.pt
-    init_from: PathName = ""  # a model of Hugging Face instead of a run: a folder, OWNER/MODEL,
-    #   gpt2, …; out_dir is then the folder for results
+    init_from: PathName = ""  # a model from elsewhere instead of a run: a folder of Hugging Face,
+    #   OWNER/MODEL, gpt2, …, nanoGPT's ckpt.pt, or its folder; out_dir is then the folder for
+    #   results
     tasks: str = ""  # tasks, with commas between: text, answers, tasks of lm-evaluation-harness,
     #   dyt15 (the DyT paper's 15), commonsense8 (the LNS paper's 8 after fine-tuning); empty =
     #   evaluate nothing, show earlier results

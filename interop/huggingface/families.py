@@ -272,9 +272,8 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict[str, Any]:
     return values
 
 
-def matches(config: GPTConfig, kind: str) -> list[Match]:
-    """All tensors of a plain model of `kind`, theirs beside ours."""
-    family = FAMILIES[kind]
+def matches(config: GPTConfig, family: Family) -> list[Match]:
+    """All tensors of a plain model of `family`, theirs beside ours."""
     names = GPT.empty(config).state_dict()
     pairs = []
     for their_module, our_modules in family.modules.items():
@@ -300,7 +299,7 @@ def matches(config: GPTConfig, kind: str) -> list[Match]:
 
 
 def tensors_from_theirs(
-    tensors: dict[str, Tensor], config: GPTConfig, kind: str
+    tensors: dict[str, Tensor], config: GPTConfig, family: Family
 ) -> dict[str, Tensor]:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the
     vocabulary are zero. ValueError, which names the tensor, where one is missing, of another shape,
@@ -308,10 +307,10 @@ def tensors_from_theirs(
     wanted = GPT.empty(config).state_dict()
     left = dict(tensors)
     weights = {}
-    for theirs, ours, transposed in matches(config, kind):
+    for theirs, ours, transposed in matches(config, family):
         missing = [name for name in theirs if name not in left]
         if missing:
-            if not missing[0].endswith(FAMILIES[kind].absent):
+            if not missing[0].endswith(family.absent):
                 raise ValueError(f"the tensor {missing[0]} is missing")
             weights[ours[0]] = torch.zeros(wanted[ours[0]].shape)
             continue
@@ -324,8 +323,8 @@ def tensors_from_theirs(
                 length = config.vocab_size
             if part.shape != (length, *wanted[name].shape[1:]):
                 raise ValueError(
-                    f"the tensor {theirs[0]} is {list(tensor.shape)}, which config.json does not "
-                    "allow"
+                    f"the tensor {theirs[0]} is {list(tensor.shape)}, which its configuration "
+                    "does not allow"
                 )
             n_padding = len(wanted[name]) - length
             weights[name] = F.pad(part, (0, 0, 0, n_padding)) if n_padding else part
@@ -335,20 +334,19 @@ def tensors_from_theirs(
 
 
 def tensors_to_theirs(
-    weights: dict[str, Tensor], config: GPTConfig, kind: str
+    weights: dict[str, Tensor], config: GPTConfig, family: Family
 ) -> dict[str, Tensor]:
     """Their tensors, with the family's prefix, from our state dict of a plain model; without
     padding rows."""
-    prefix = FAMILIES[kind].prefix
     tensors = {}
-    for theirs, ours, transposed in matches(config, kind):
+    for theirs, ours, transposed in matches(config, family):
         tensor = torch.cat([weights[name] for name in ours])
         if ours[0] in ("wte.weight", "head.weight"):
             tensor = tensor[: config.vocab_size].clone()
         parts = [t.clone() for t in tensor] if tensor.ndim == 3 else [tensor]  # files hold no views
         for name, part in zip(theirs, parts, strict=True):
             if not name.startswith("lm_head"):
-                name = prefix + name
+                name = family.prefix + name
             if transposed:
                 part = part.T
             tensors[name] = part.contiguous()

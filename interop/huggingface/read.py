@@ -22,7 +22,7 @@ def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pr
     that our model lacks."""
     folder = fetch(name)
     try:
-        config, weights, meta = read_folder(folder)
+        pretrained = read_folder(folder)
     except ValueError as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
     # no version writes such values
@@ -30,12 +30,20 @@ def read_huggingface(name: str, block_size: int = 0, dropout: float = 0.0) -> Pr
         raise ValueError(
             f"{name} cannot be used: one of its .json files is damaged ({e})"
         ) from None
+    fit_to_flags(pretrained, block_size, dropout)
+    return pretrained
+
+
+def fit_to_flags(pretrained: Pretrained, block_size: int, dropout: float) -> None:
+    """Set the dropout, and shorten the context to `block_size` tokens, unless that is 0 or the
+    context is shorter already."""
+    config = pretrained.config
+    weights = pretrained.weights
     config.dropout = dropout
     if block_size and block_size < config.block_size:
         config.block_size = block_size
         if "wpe.weight" in weights:
             weights["wpe.weight"] = weights["wpe.weight"][:block_size]
-    return Pretrained(config, weights, meta)
 
 
 def read_folder(folder: Path) -> Pretrained:
@@ -43,7 +51,7 @@ def read_folder(folder: Path) -> Pretrained:
     our model lacks."""
     theirs = read_json(folder / "config.json")
     if "model_type" not in theirs:
-        refuse_folder(folder, theirs)
+        refuse_folder(folder)
     if theirs["model_type"] == "nanodnt":
         config, weights = read_ours(folder, theirs["network"])
     else:
@@ -56,17 +64,12 @@ def read_folder(folder: Path) -> Pretrained:
     return Pretrained(config, weights, meta)
 
 
-def refuse_folder(folder: Path, theirs: dict) -> None:
-    """Raise ValueError, with advice, for a folder whose config.json, `theirs`, is not that of a
-    model."""
+def refuse_folder(folder: Path) -> None:
+    """Raise ValueError, with advice, for a folder whose config.json is not that of a model."""
     if checkpoints := sorted(fingerprint(folder)):
         raise ValueError(
             f"it is a run: train.py takes {folder / checkpoints[0]}, say; "
             "other commands a run without init_from"
-        )
-    if (folder / "ckpt.pt").exists() and not theirs:
-        raise ValueError(
-            "its ckpt.pt is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md"
         )
     raise ValueError("it has no config.json of a model")
 
@@ -81,9 +84,8 @@ def read_ours(folder: Path, network: dict) -> tuple[GPTConfig, dict[str, Tensor]
 def read_theirs(folder: Path, theirs: dict) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Config and state dict of a folder of one of FAMILIES, in our names and shapes."""
     config = config_from_theirs(theirs)
-    family = theirs["model_type"]
-    prefix = FAMILIES[family].prefix
-    tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
+    family = FAMILIES[theirs["model_type"]]
+    tensors = {name.removeprefix(family.prefix): t for name, t in read_tensors(folder).items()}
     if config.tie_weights:
         tensors.pop("lm_head.weight", None)  # the embedding once more
     return config, tensors_from_theirs(tensors, config, family)

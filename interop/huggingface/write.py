@@ -98,7 +98,7 @@ def convert(model: GPT, target: str) -> Converted:
         except NotPlain as e:
             reason = str(e)
             continue
-        tensors = tensors_to_theirs(weights, config, kind)
+        tensors = tensors_to_theirs(weights, config, FAMILIES[kind])
         return Converted(kind, config_to_theirs(config, kind), tensors)
     if target not in ("auto", "nanodnt"):
         raise ValueError(

@@ -77,18 +77,19 @@ class InputFile(NamedTuple):
     path: Path
 
 
-def output_folder(args: Namespace, *flags: str) -> Path:
+def output_folder(args: Namespace, *flags: str, may_replace: bool = False) -> Path:
     """The folder to write the dataset --name to.
 
     Raises ValueError where it cannot be that, for a share to hold out that is not between 0 and 1,
-    and where an input (`flags` are the names of their flags) is not there or holds the folder."""
+    and where an input (`flags` are the names of their flags) is not there or holds the folder. With
+    `may_replace` the folder may be that of another script's dataset."""
     out = args.out_dir or DATA / args.name
     if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
         raise ValueError(
             f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'"
         )
     check_folder(out, "--out_dir")
-    if (out / "prepare.py").exists():
+    if (out / "prepare.py").exists() and not may_replace:
         raise ValueError(f"{out} is the source folder of another dataset: give another --name")
     for flag in ("val_fraction", "val_share"):
         share = getattr(args, flag, None)

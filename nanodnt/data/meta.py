@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,22 +33,28 @@ def _advise(name: str) -> str:
     return "prepare it again"
 
 
-def check_not_nanogpt(folder: Path) -> None:
-    """ValueError, with advice, where `folder` holds a dataset of nanoGPT.
-
-    That is train.bin, val.bin and, unless they are of GPT-2's tokens, meta.pkl. A pickle could run
-    code, so it is never opened."""
+def has_nanogpt_ids(folder: Path) -> bool:
+    """Whether `folder` holds token ids in nanoGPT's form: train.bin, val.bin and, unless they are
+    GPT-2's, meta.pkl."""
     if (folder / "meta.json").exists() or (folder / "parts").exists():
+        return False
+    return any((folder / name).is_file() for name in ("train.bin", "meta.pkl"))
+
+
+def check_not_nanogpt(folder: Path) -> None:
+    """ValueError, with the command that prepares it, where `folder` holds a dataset of nanoGPT."""
+    if not has_nanogpt_ids(folder):
         return
-    pickled = (folder / "meta.pkl").is_file()
-    if not pickled and not (folder / "train.bin").is_file():
-        return
-    tokenizer = "chars" if pickled else "gpt2"
-    command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer} --name=NAME"
+    tokenizer = "chars" if (folder / "meta.pkl").is_file() else "gpt2"
+    name = folder.resolve().name
+    if folder.resolve().parent == DATA:
+        name = f"my_{name}"  # a folder is not prepared into itself
+    name = shlex.quote(name)
+    source = shlex.quote(str(folder))
     raise ValueError(
-        f"dataset {folder} is not prepared (no meta.json): it has token ids in nanoGPT's form, "
-        f"which are not read: run `{command}`, where TEXT is the text that they were made of "
-        "(input.txt)"
+        f"dataset {folder} is not prepared (no meta.json): it has token ids in nanoGPT's form: run "
+        f"`python data/local/prepare.py --input={source} --tokenizer={tokenizer} --name={name}`, "
+        f"then name --dataset={name}"
     )
 
 

@@ -127,11 +127,13 @@ def check_disk(needs: dict[Path, float]) -> None:
         device = existing.stat().st_dev
         folders.setdefault(device, existing)
         sizes[device] = sizes.get(device, 0) + max(0, size)
+    hint = "make room, or give --out_dir on another disk"
+    if len(needs) > 1:
+        hint += ", or set HF_HOME to move the download"
     for device, folder in folders.items():
         free = shutil.disk_usage(folder).free
         if sizes[device] > free:
             raise ValueError(
                 f"{folder} has {free / 1e9:.1f} GB free, and this needs "
-                f"{sizes[device] / 1e9:.1f} GB: make room, give --out_dir on another disk, or set "
-                "HF_HOME to move the download"
+                f"{sizes[device] / 1e9:.1f} GB: {hint}"
             )

@@ -69,7 +69,7 @@ def build(
                 several sizes, and are converted when they are read), channels (1 or 3), classes
                 (their names; labels count them from 0)
     splits      {"train": items, "val": items}
-    command     printed at the end, with the --dataset; None: train.py with flags that fit
+    command     printed at the end, with the --dataset; None: a small model that fits
     notes       gets the images that cannot be used; they are an error unless it skips them
 
     Every image is decoded once. Raises ValueError for one that cannot be or does not fit, for a
@@ -96,16 +96,18 @@ def build(
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images", **about}
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": entries}
         words = f"{len(classes):,} classes; licence: {meta['licence']}"
-        script.publish(parts, out_dir, meta, "images", words, command or _fitting_command(side))
+        command = command or _fitting_command(side, out_dir)
+        script.publish(parts, out_dir, meta, "images", words, [command])
     return meta
 
 
-def _fitting_command(side: int | None) -> str:
-    """A command with patches that divide the images; config/vdnt/ has more."""
+def _fitting_command(side: int | None, out_dir: Path) -> str:
+    """A command for a small model with patches that divide the images; config/vdnt/ has more."""
+    small = f"python train.py config/vdnt/digits.py {script.run_folder(out_dir)}"
     if side is None:
-        return "python train.py --image_size=224 --patch_size=16"
+        return f"{small} --image_size=224 --patch_size=16"
     largest = 4 if side <= 64 else 16
-    return f"python train.py --patch_size={math.gcd(side, largest)}"
+    return f"{small} --patch_size={math.gcd(side, largest)}"
 
 
 def _write_split(

@@ -111,12 +111,12 @@ def staging(out_dir: Path) -> Iterator[Path]:
 
 
 def publish(
-    parts: Path, out_dir: Path, meta: Meta, unit: str, about: str, next_command: str
+    parts: Path, out_dir: Path, meta: Meta, unit: str, about: str, commands: list[str]
 ) -> None:
     """Move the files in `parts` that `meta` names, and `meta`, to the dataset in `out_dir`.
 
-    Prints the number of `unit` in each split, the text `about`, the bytes, and `next_command` with
-    its --dataset."""
+    Prints the number of `unit` in each split, the text `about`, the bytes, and the one or two
+    `commands` to go on with, each with its --dataset."""
     files = _list_files(meta)
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     # From here until the last file is moved, the folder is "not prepared".
@@ -134,7 +134,13 @@ def publish(
         name = shlex.quote(str(out_dir.resolve()))
     print(f"{meta['dataset']}: {counts}; {about}")
     print(f"{size:,} bytes in {out_dir}")
-    print(f"next: {next_command} --dataset={name}")
+    for label, line in zip(("next", "or"), commands, strict=False):
+        print(f"{label}: {line} --dataset={name}")
+
+
+def run_folder(out_dir: Path, ending: str = "") -> str:
+    """The flag for the run directory of a command that trains on the dataset in `out_dir`."""
+    return f"--out_dir={shlex.quote(f'out/{out_dir.resolve().name}{ending}')}"
 
 
 def _list_files(meta: Meta) -> list[str]:

@@ -2,13 +2,18 @@
 with MAGIC, VERSION and the number of tokens, then uint16 ids. GPT-2's end of text stands before
 each document, so between any two."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 MAGIC = 20240520
 VERSION = 1
 HEADER = 1024  # bytes of the header
+PIECE_TOKENS = 1 << 24  # tokens of a file that are in memory at a time
+
+Splits = dict[str, list[np.ndarray]]  # {"train": mapped files of ids, "val": mapped files}
 
 
 def token_files(files: list[Path]) -> list[Path]:
@@ -47,27 +52,57 @@ def read_ids(file: Path, vocab_size: int) -> np.ndarray:
             "2 bytes: it is damaged, download it again"
         )
     ids = np.memmap(file, "<u2", "r", HEADER)
-    largest = ids.max()
-    if largest >= vocab_size:
-        raise ValueError(f"{file} holds token id {largest}, beyond the vocabulary of {vocab_size}")
+    check_ids(file, ids, vocab_size)
     return ids
 
 
-def split(files: list[Path], val_fraction: float, vocab_size: int) -> dict[str, list[np.ndarray]]:
-    """The token ids of `files` by split, "train" and "val".
+def check_ids(file: Path, ids: np.ndarray, vocab_size: int) -> None:
+    """ValueError, with the file and the place, where one of its `ids` is beyond the vocabulary."""
+    start = 0
+    for piece in read_pieces([ids], f"checking {file.name}"):
+        place = int(piece.argmax())
+        if piece[place] >= vocab_size:
+            raise ValueError(
+                f"{file} holds token id {piece[place]}, beyond the vocabulary of {vocab_size}, "
+                f"at token {start + place:,} (counted from 0)"
+            )
+        start += len(piece)
+
+
+def read_pieces(files: list[np.ndarray], title: str) -> Iterator[np.ndarray]:
+    """Yield the token ids of mapped files of any size in pieces that fit in memory. A terminal
+    shows the progress."""
+    total = sum(map(len, files))
+    how = dict(unit=" tokens", unit_scale=True, disable=None)  # None: shown only on a terminal
+    with tqdm(desc=title, total=total, **how) as bar:
+        for ids in files:
+            for start in range(0, len(ids), PIECE_TOKENS):
+                piece = ids[start : start + PIECE_TOKENS]
+                yield piece
+                bar.update(len(piece))
+
+
+def split(files: list[Path], val_fraction: float, vocab_size: int) -> Splits:
+    """The token ids of `files` by split.
 
     The files with "val" in their names are held out; where there are none, or only such, the last
     `val_fraction` of all tokens."""
     shards = {file: read_ids(file, vocab_size) for file in files}
-    parts = {"train": [], "val": []}
     n_val_files = sum("val" in file.name for file in files)
-    if 0 < n_val_files < len(files):
-        for file, ids in shards.items():
-            parts["val" if "val" in file.name else "train"].append(ids)
-        return parts
-    n_tokens = sum(map(len, shards.values()))
+    if n_val_files in (0, len(files)):
+        return hold_out_end(list(shards.values()), val_fraction)
+    parts = {"train": [], "val": []}
+    for file, ids in shards.items():
+        parts["val" if "val" in file.name else "train"].append(ids)
+    return parts
+
+
+def hold_out_end(shards: list[np.ndarray], val_fraction: float) -> Splits:
+    """The token ids by split: the last `val_fraction` of all is held out."""
+    parts = {"train": [], "val": []}
+    n_tokens = sum(map(len, shards))
     left = round(n_tokens * (1 - val_fraction))  # tokens still to train on
-    for ids in shards.values():
+    for ids in shards:
         parts["train"].append(ids[:left])
         parts["val"].append(ids[left:])
         left = max(0, left - len(ids))

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +20,14 @@ from tqdm import tqdm
 
 from nanodnt.data.meta import Meta
 from nanodnt.data.tokenizer import PIECE, Tokenizer, pieces
-from nanodnt.prepare.script import in_order, publish, staging
+from nanodnt.prepare.script import in_order, publish, run_folder, staging
+from nanodnt.prepare.shards import read_pieces
 
 # Characters that a worker tokenises at a time; it gets longer documents in pieces.
 JOB_CHARS = PIECE
 COUNT_TOKENS = 1 << 24  # tokens whose bytes are counted at a time
+SMALL_CONTEXT = 128  # block_size of config/quickstart.py
+MANY_TOKENS = 100_000_000  # training tokens from which 124M parameters make sense: our choice
 
 Texts = Iterable[str] | np.ndarray  # the documents of a file, or its token ids
 Job = list[tuple[str, bool]]  # pieces of documents, and whether a document ends with each
@@ -41,11 +44,11 @@ def build(
     out_dir: Path,
     source: str,
     tokenizer: Meta,
-    splits: dict[str, Iterable[Texts]],
+    splits: dict[str, Sequence[Texts]],
     *,
     name: str | None = None,
     workers: int = 1,
-    command: str = "python train.py",
+    command: str | None = None,
 ) -> Meta:
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the
     content of meta.json.
@@ -53,7 +56,7 @@ def build(
     tokenizer   a `Tokenizer.meta_for(...)`; if it has an end of text, that follows every document
     splits      {"train": files, "val": files}, read in this order
     workers     tokenising processes; they do not change what is written
-    command     printed at the end, with the --dataset
+    command     printed at the end, with the --dataset; None: a small model that fits
 
     Raises ValueError if a split is empty. A run that fails leaves nothing, and an earlier dataset
     in `out_dir` unchanged."""
@@ -62,7 +65,10 @@ def build(
     with staging(out_dir) as parts, start_pool(workers) as pool:
         entries = {}
         for split, files in splits.items():
-            blocks = _encode_files(files, tokenizer, dtype, pool, 2 * workers, split)
+            if any(isinstance(file, np.ndarray) for file in files):
+                blocks = (ids.astype(dtype).tobytes() for ids in read_pieces(files, split))
+            else:
+                blocks = _encode_files(files, tokenizer, dtype, pool, 2 * workers, split)
             entries[split] = _write_split(parts / f"{split}.bin", blocks, dtype)
         meta = {
             "format": 1,
@@ -77,8 +83,22 @@ def build(
         if meta["tokenizer"] == "json" and meta["eot"] is None:
             about += "\nnote: this tokenizer names no end of text (eos_token), "
             about += "so nothing stands between documents"
-        publish(parts, out_dir, meta, "tokens", about, command)
+        commands = [command] if command else _fitting_commands(meta, out_dir)
+        publish(parts, out_dir, meta, "tokens", about, commands)
     return meta
+
+
+def _fitting_commands(meta: Meta, out_dir: Path) -> list[str]:
+    """A command for a CPU and, for many tokens of GPT-2, one for GPUs."""
+    n_tokens = [entry["tokens"] for entry in meta["splits"].values()]
+    small = f"python train.py config/quickstart.py {run_folder(out_dir)}"
+    if min(n_tokens) <= SMALL_CONTEXT:
+        small += f" --block_size={min(n_tokens) - 1}"
+    commands = [small]
+    if meta["tokenizer"] == "gpt2" and n_tokens[0] >= MANY_TOKENS:
+        large = "torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py"
+        commands.append(f"{large} {run_folder(out_dir, '_dnt_small')}")
+    return commands
 
 
 def build_from_hub(
@@ -147,7 +167,7 @@ def _start_worker() -> None:
 
 
 def _encode_files(
-    files: Iterable[Texts],
+    files: Sequence[Iterable[str]],
     tokenizer: Meta,
     dtype: np.dtype,
     pool: Executor | NoPool,
@@ -159,9 +179,6 @@ def _encode_files(
     cuts = tokenizer["tokenizer"] != "json"
     with tqdm(desc=title, unit=" documents", disable=None) as bar:  # None: shown only on a terminal
         for file in files:
-            if isinstance(file, np.ndarray):
-                yield file.astype(dtype).tobytes()
-                continue
             jobs = ((key, dtype.str, job) for job in _jobs(file, cuts))
             for encoded in in_order(pool, _encode_job, jobs, ahead):
                 yield encoded.raw

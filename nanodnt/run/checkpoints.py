@@ -368,14 +368,7 @@ def load_checkpoint(
     if not os.path.exists(path):
         raise ValueError(f"there is no checkpoint {path}")
     verify_records(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as e:  # a damaged file can raise nearly anything
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint, it is damaged ({type(e).__name__})"
-        ) from e
+    checkpoint = load_file(path)
     check_format(checkpoint, path)
     checkpoint = {**OLDER, **checkpoint}
     try:
@@ -393,14 +386,33 @@ def load_checkpoint(
     return checkpoint
 
 
+def load_file(path: Path | str) -> Any:
+    """The content of a file of torch.save on the CPU, mapped, loaded without running code from it.
+    ValueError if it cannot be read, or needs code to be run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:  # a damaged file can raise nearly anything
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint, it is damaged, or holds more than tensors and "
+            f"plain values ({type(e).__name__})"
+        ) from e
+
+
+def is_nanogpt(content: Any) -> bool:
+    """Whether `content`, read from a file, is a checkpoint of nanoGPT."""
+    return isinstance(content, dict) and {"model_args", "iter_num"} <= content.keys()
+
+
 def check_format(content: Any, path: Path | str) -> None:
     """Raise ValueError unless `content`, read from the file `path`, is of this project's format."""
-    is_dict = isinstance(content, dict)
-    if is_dict and content.get("format") == CHECKPOINT_FORMAT:
+    if isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT:
         return
-    if is_dict and {"model_args", "iter_num"} <= content.keys():
+    if is_nanogpt(content):
         raise ValueError(
-            f"{path} is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md"
+            f"{path} is a checkpoint of nanoGPT: --init_from={path} takes its weights, with the "
+            "code in interop/"
         )
     raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
 

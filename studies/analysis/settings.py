@@ -12,8 +12,8 @@ class AnalyzeConfig:
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter,
     #   gains, preconditioner, variance, angular, removal, jacobian, conditioning, logits, experts,
     #   tracking
-    init_from: PathName = ""  # a model of Hugging Face instead of runs: a folder, OWNER/MODEL,
-    #   gpt2, …; it is measured on `dataset`
+    init_from: PathName = ""  # a model from elsewhere instead of runs: a folder of Hugging Face,
+    #   OWNER/MODEL, gpt2, …, nanoGPT's ckpt.pt, or its folder; it is measured on `dataset`
     out: PathName = ""  # folder for the results; empty = RUN/analysis, or out/analysis for several
     #   runs or init_from
     baseline: PathName = ""  # name of the run with which the others are compared; empty = the first

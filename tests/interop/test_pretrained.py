@@ -261,10 +261,6 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     ),
     "no model": (write("config.json", "{}"), "no config.json of a model"),
     "a run": (as_run("last.pt", '{"model": {}}'), "it is a run: train.py takes last.pt"),
-    "nanoGPT's run": (
-        as_run("ckpt.pt", "{}"),
-        "ckpt.pt is a checkpoint of nanoGPT docs/from_nanogpt.md",
-    ),
     "a network of another version": (
         write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
         "model_config has ['x'], unknown to this version",

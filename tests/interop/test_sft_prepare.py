@@ -106,7 +106,7 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         f"train {len(train)} examples" in said
         and f"{answers / tokens:.1%} of the tokens count in the loss" in said
     )
-    train = "python train.py config/sft/example.py --init_from=auto:RUN"
+    train = "python train.py config/sft/example.py --init_from=auto:out/quickstart"
     assert f"next: {train} --out_dir=out/mine --dataset=mine\n" in said
 
 

@@ -102,9 +102,9 @@ def chatml_tokenizer(base: str = "bytes", *added, bos=None) -> dict:
 
 def read_model(folder, **changes) -> GPT:
     """The model in a folder of Hugging Face, as we read it."""
-    config, weights, _ = read_huggingface(str(folder), **changes)
-    model = GPT.empty(config).to_empty(device="cpu")
-    load_weights(model, weights)
+    pretrained = read_huggingface(str(folder), **changes)
+    model = GPT.empty(pretrained.config).to_empty(device="cpu")
+    load_weights(model, pretrained.weights)
     return model.eval()
 
 

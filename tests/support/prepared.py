@@ -4,18 +4,21 @@ holds."""
 import importlib.util
 import json
 import os
+import re
+import shlex
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from configurator import configure
 from model import GPTConfig
 from nanodnt.data import inputs, meta, tokenizer
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import hub, script, text
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import open_data
+from nanodnt.tasks import open_data, resolve
 from support.runs import ROOT, contents
 
 
@@ -32,6 +35,20 @@ def load_script(name):
 def open_prepared(name, block_size, **settings):
     """The prepared dataset `name`, with these settings of a TrainConfig."""
     return open_data(TrainConfig(dataset=str(name), **settings), GPTConfig(block_size=block_size))
+
+
+def open_as_suggested(printed):
+    """The commands that a prepare script printed at the end; what each reads must be there, fit
+    its model, and be enough for a batch and an evaluation."""
+    commands = re.findall(r"^(?:next|or): (.*)$", printed, re.MULTILINE)
+    for command in commands:
+        argv = command.partition(" train.py ")[2]
+        (model_config, config), _ = configure(GPTConfig, TrainConfig, argv=shlex.split(argv))
+        resolve(model_config, config)
+        data = open_data(config, model_config)
+        data.batch(0, 2)
+        data.val_batch(data.validation(config.eval_tokens)[:2], 2)
+    return commands
 
 
 def use_other_home(folder, monkeypatch):

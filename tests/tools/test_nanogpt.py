@@ -12,6 +12,7 @@ from configurator import configure
 from model import GPT, GPTConfig
 from nanodnt.bench import nanogpt
 from nanodnt.settings import TrainConfig
+from support.nanogpt import their_name
 from support.runs import ROOT
 
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
@@ -36,13 +37,7 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
     )
     peer, renamed = GPT2LMHeadModel(config).double(), {}
     for name, p in model.named_parameters():
-        name = (
-            name.replace("blocks", "h")
-            .replace("attn_c_proj", "attn.c_proj")
-            .replace("mlp_c_proj", "mlp.c_proj")
-        )
-        name = name.replace("c_attn", "attn.c_attn").replace("c_fc", "mlp.c_fc")
-        renamed[f"transformer.{name}"] = p
+        renamed[their_name(name)] = p
     theirs = dict(peer.named_parameters())
     assert theirs.keys() == renamed.keys()
     # stored as (in, out) there

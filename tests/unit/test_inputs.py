@@ -6,10 +6,10 @@ import json
 import os
 import pickle
 import re
+import shlex
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nanodnt.data import load_meta
@@ -202,25 +202,17 @@ class RunsCode:
 
 @pytest.mark.parametrize("tokenizer", ["chars", "gpt2"])
 def test_nanogpt_s_data_is_known(tokenizer, tmp_path, home, monkeypatch):
-    """Whichever way it is met, the message names a command; meta.pkl, which makes a folder if
-    opened, stays shut."""
+    """The message names the command that prepares it; meta.pkl, which makes a folder if opened,
+    stays shut."""
     monkeypatch.chdir(tmp_path)
-    files = {
-        "train.bin": np.arange(99, dtype="<u2").tobytes(),
-        "val.bin": bytes(20),
-        "prepare.py": "import pickle",
-    }
+    files = {"train.bin": bytes(20), "val.bin": bytes(20), "prepare.py": "import pickle"}
     files |= {"meta.pkl": pickle.dumps(RunsCode())} if tokenizer == "chars" else {}
-    old = write_tree(tmp_path / "old", files)
-    command = f"python data/local/prepare.py --input=TEXT --tokenizer={tokenizer}"
-    words = f"nanoGPT's form, which are not read: run `{command}"
-    with pytest.raises(ValueError) as e:
-        load_meta(str(old))
-    assert words in str(e.value) and "\n" not in str(e.value)
-    for source in (old, old / "train.bin"):
-        assert words in prepared.error_of(
-            local.main, f"--input={source}", "--tokenizer=chars", "--name=x"
-        )
+    for folder, name in ((tmp_path / "old's", "old's"), (home / "old", "my_old")):
+        source = shlex.quote(str(write_tree(folder, files)))
+        command = f"prepare.py --input={source} --tokenizer={tokenizer} --name={shlex.quote(name)}`"
+        with pytest.raises(ValueError) as e:
+            load_meta(str(folder))
+        assert command in str(e.value) and "\n" not in str(e.value)
     assert not Path("opened").exists()
 
 

@@ -23,6 +23,7 @@ from support.runs import ROOT, contents
 
 local, pystdlib = map(prepared.load_script, ("local", "pystdlib"))
 BYTES = Tokenizer.meta_for("bytes")
+SMALL = "python train.py config/quickstart.py"
 TEXTS = [f"Document {i}: naïve λ → " + "x y\n" * (i % 7) + f"\n\nend {i * i}" for i in range(40)]
 
 
@@ -85,7 +86,8 @@ def test_local_round_trip(kind, eot, home, tmp_path, capsys, monkeypatch):
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     flags = [f"--tokenizer={kind}", "--name=mine", "--val_fraction=0.2"]
     local.main([f"--input={tmp_path / 'texts.jsonl'}", *flags])
-    assert "next: python train.py --dataset=mine" in capsys.readouterr().out
+    suggested = f"{SMALL} --out_dir=out/mine --dataset=mine"
+    assert prepared.open_as_suggested(capsys.readouterr().out) == [suggested]
     train, val = prepared.texts_of(home / "mine")
     assert sorted(train + val) == sorted(TEXTS) and 3 <= len(val) <= 14
     assert [t for t in TEXTS if t in train] == train  # in the order of the file
@@ -149,11 +151,36 @@ def test_local_reads_every_kind_of_file(home, tmp_path, capsys, monkeypatch):
     assert contents(home / "x") == made
 
 
+def test_the_commands_that_are_printed_fit(home, tmp_path, capsys, monkeypatch):
+    """A text that is too short for the context of the small model; one that is large enough for the
+    large one."""
+    prepared.use_fake_bpe(monkeypatch)
+    monkeypatch.setattr(text, "MANY_TOKENS", 9000)
+    (tmp_path / "a.txt").write_text("To be, or not to be: that is the question. " * 5)
+    (tmp_path / "b.txt").write_text("To be, or not to be: that is the question. " * 250)
+    flags = "--name=x", "--tokenizer=gpt2"
+    large = "torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py"
+    for file, val_fraction, wanted in (
+        ("a", 0.1, [f"{SMALL} --out_dir=out/x --block_size=22 --dataset=x"]),
+        (
+            "b",
+            0.15,
+            [
+                f"{SMALL} --out_dir=out/x --dataset=x",
+                f"{large} --out_dir=out/x_dnt_small --dataset=x",
+            ],
+        ),
+    ):
+        local.main([f"--input={tmp_path / file}.txt", *flags, f"--val_fraction={val_fraction}"])
+        assert prepared.open_as_suggested(capsys.readouterr().out) == wanted
+
+
 def test_the_command_that_is_printed_can_be_typed(home, tmp_path, capsys):
     out = tmp_path / "a name, and 'blanks'"
     local.main(["--input=README.md", "--tokenizer=bytes", "--name=x", f"--out_dir={out}"])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert shlex.split(last)[1:] == ["python", "train.py", f"--dataset={out}"]
+    wanted = ["config/quickstart.py", f"--out_dir=out/{out.name}", f"--dataset={out}"]
+    assert shlex.split(last)[3:] == wanted
 
 
 @settings(max_examples=examples(fast=50, deep=2000), deadline=None)

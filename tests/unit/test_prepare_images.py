@@ -68,7 +68,9 @@ def test_images_of_the_hub_are_kept_byte_for_byte(hub, tmp_path, capsys):
     assert {split: images_of(out, split) for split in ("train", "val")} == made
     assert meta["dataset"] == "cifar10" and prepared.COMMIT in meta["source"]
     assert len(meta["classes"]) == 10 and meta["image_size"] == 32
-    assert f"next: python train.py --patch_size=4 --dataset={out}\n" in capsys.readouterr().out
+    small = "python train.py config/vdnt/digits.py --out_dir=out/out"
+    suggested = prepared.open_as_suggested(capsys.readouterr().out)
+    assert suggested == [f"{small} --patch_size=4 --dataset={out}"]
     check_dataset([str(out)])
     assert "all checksums match" in capsys.readouterr().out
     images, labels = PreparedImages(str(out), 9, image_size=32).val_batch(np.arange(2), 2)
@@ -121,7 +123,7 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     made = {split: write_folder(tmp_path / "pets" / split) for split in ("train", "val")}
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
     out = capsys.readouterr()
-    assert "next: python train.py --patch_size=1 --dataset=pets\n" in out.out
+    assert prepared.open_as_suggested(out.out)[0].endswith(" --patch_size=1 --dataset=pets")
     assert "no PNG or JPEG, so left out" in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")

@@ -1,0 +1,1 @@
+"""What nanoGPT has written: token ids in tokens.py, checkpoints in weights.py."""
