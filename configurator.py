@@ -24,6 +24,7 @@ import textwrap
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -34,8 +35,11 @@ VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 
-# Names that are no flag here, and what to do instead. Those of nanoGPT's train.py are in
-# nanodnt/nanogpt_keys.py.
+# {a flag: a file that knows the names of another program, for commands with this flag}. Its
+# find_changes returns {(source, name): what to write instead}; the name "base" stands for a line
+# above those of its source.
+TRANSLATORS = {"eval_tokens": "nanodnt.nanogpt_keys"}
+# Other names that are no flag here, and what to do instead.
 ADVICE = {
     "report": "analyze.py writes report.md where several runs are named",
     "smooth": "loss.png averages training losses over 5% of the run",
@@ -192,14 +196,12 @@ def configure(
     try:
         given = read_arguments(argv, flags, positional)
         instances = [_make_instance(schema, given) for schema in schemas]
-    except ConfigError as error:
-        text = str(ConfigError(*map(_one_line, error.args)))
     except ValueError as error:
-        text = _one_line(str(error))
-    else:
-        return Configured(instances, given)
-    print(f"{rank_tag()}error: {text}", file=sys.stderr)
-    raise SystemExit(2)
+        lines = error.args if isinstance(error, ConfigError) else [str(error)]
+        text = ConfigError(*map(_one_line, lines))
+        print(f"{rank_tag()}error: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return Configured(instances, given)
 
 
 def _one_line(text: str) -> str:
@@ -249,10 +251,10 @@ def describe(*instances: Any, given: dict[str, Given] | None = None) -> str:
 class Setting(NamedTuple):
     """A line of a config file, or a flag of the command line."""
 
-    name: str  # "" for a line that sets no name
-    value: Value
+    name: str | None  # None for a line that sets no flag
+    readings: list[Value]  # what its value can mean, first as it is written
     where: str  # as in `Given`
-    problem: str = ""  # why the line is no data; value is None then
+    problem: str = ""  # why the line is no data
 
     @property
     def source(self) -> str:
@@ -263,46 +265,37 @@ class Setting(NamedTuple):
 class Arguments(NamedTuple):
     """A command line, taken apart."""
 
-    typed: dict[str, str]  # the text after `--name=`, by name, also of unknown flags
+    typed: dict[str, Setting]  # flags, known or not, by name
     positionals: list[str]
-    notes: list[str]
 
 
 def read_arguments(
     argv: list[str], flags: dict[str, Flag], positional: str = "config"
 ) -> dict[str, Given]:
-    """The values that the files and flags in `argv` set. Prints a note on each flag that is given
-    twice.
+    """The values that the files and flags in `argv` set. Prints a note where a flag is given twice.
 
-    Raises ConfigError for all unknown names and all lines of files that are no data, because a
-    config of another program has many; else for the first mistake."""
+    Raises ConfigError for all unknown names and all lines that are no data, because a config of
+    another program has many; else for the first mistake."""
     given = {}
-    arguments = _split_arguments(argv, flags)
-    files = arguments.positionals
+    typed, files = _split_arguments(argv, flags)
     if positional != "config":
         given[positional] = Given(files, COMMAND_LINE)
         files = []
     settings = [setting for path in files for setting in _read_settings(path).values()]
-    typed = arguments.typed.items()
-    on_line = [Setting(name, _readings(text)[-1], COMMAND_LINE) for name, text in typed]
-    _check_names(settings + on_line, flags)
-    for name, value, where, _ in settings:
-        if _is_key(name):
-            value = _choose([value], flags[name], f"{where}: {name} cannot be {value!r}")
-            given[name] = Given(value, where)
-    for name, text in typed:
-        refusal = f"{COMMAND_LINE}: --{name} cannot be {text!r}"
-        given[name] = Given(_choose(_readings(text), flags[name], refusal), COMMAND_LINE)
-    if os.environ.get("RANK", "0") == "0":
-        for note in arguments.notes:
-            print(f"note: {note}", file=sys.stderr)
+    settings += typed.values()
+    _check_names(settings, flags)
+    for setting in settings:
+        if setting.name is not None:
+            label = f"--{setting.name}" if setting.where == COMMAND_LINE else setting.name
+            refusal = f"{setting.where}: {label} cannot be {setting.readings[0]!r}"
+            value = _choose(setting.readings, flags[setting.name], refusal)
+            given[setting.name] = Given(value, setting.where)
     return given
 
 
 def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
     typed = {}
     positionals = []
-    notes = []
     for arg in argv:
         name, equals, text = arg.removeprefix("--").partition("=")
         if not arg.startswith("--"):
@@ -316,52 +309,38 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
                 raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({allowed})")
             text = "True"
         if name in typed:
-            values = f"{_one_line(typed[name])}, then {_one_line(text)}"
-            notes.append(f"--{name} is given twice: {values}, which is taken")
-        typed[name] = text
-    return Arguments(typed, positionals, notes)
+            values = f"{typed[name].readings[0]!r}, then {text!r}"
+            note = f"--{_one_line(name)} is given twice: {values}, which is taken"
+            print(f"{rank_tag()}note: {note}", file=sys.stderr)
+        typed[name] = Setting(name, _readings(text), COMMAND_LINE)
+    return Arguments(typed, positionals)
 
 
 def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
-    """Raise ConfigError with all lines that are no data, and all names that are no flag. If some
-    are nanoGPT's, it has every change that makes this nanoGPT's run."""
-    if not any(setting.problem or _is_unknown(setting, flags) for setting in settings):
-        return
-    from nanodnt.nanogpt_keys import find_changes
-
-    values = {}  # {source: {name: value}}
-    for setting in settings:
-        values.setdefault(setting.source, {})[setting.name] = setting.value
-    changes = find_changes(values, flags.keys())
+    """Raise ConfigError with all lines that are no data and all names that are no flag, and with
+    what a file of TRANSLATORS says about them."""
+    unknown = [s for s in settings if s.name is not None and s.name not in flags]
+    advice = {(s.source, s.name): _hint(s, flags) for s in unknown}
+    for flag, module in TRANSLATORS.items():
+        if unknown and flag in flags:
+            advice |= import_module(module).find_changes(settings)
     lines = []
     for setting in settings:
-        base = changes.pop((setting.source, "base"), "")  # above the first line of its source
-        advice = changes.get((setting.source, setting.name), "")
-        if not advice and _is_unknown(setting, flags):
-            advice = _hint(setting, flags)
-        if base:
-            lines.append(f"{setting.where}: {base}")
-        if advice:
-            lines.append(_complaint(setting, advice, flags))
+        where = setting.where
+        if above := advice.pop((setting.source, "base"), None):
+            lines.append(f"{where}: {above}")
+        text = advice.get((setting.source, setting.name))
+        kind = "unknown " if setting in unknown else ""
+        if text and where == COMMAND_LINE:
+            lines.append(f"{kind}flag --{setting.name} ({text})")
+        elif text:
+            lines.append(f"{where}: {kind}key {setting.name} ({text})")
         elif setting.problem:
             lines.append(setting.problem)
     if len(lines) > MAX_MISTAKES:
         lines[MAX_MISTAKES:] = [f"and {len(lines) - MAX_MISTAKES} more"]
-    raise ConfigError(*lines)
-
-
-def _is_unknown(setting: Setting, flags: dict[str, Flag]) -> bool:
-    needs_flag = _is_key(setting.name) or setting.where == COMMAND_LINE
-    return needs_flag and setting.name not in flags
-
-
-def _complaint(setting: Setting, advice: str, flags: dict[str, Flag]) -> str:
-    """A line of an error message on a name, which may be a flag."""
-    name = setting.name
-    unknown = "unknown " if name not in flags else ""
-    if setting.where == COMMAND_LINE:
-        return f"{unknown}flag --{name} ({advice})"
-    return f"{setting.where}: {unknown}key {name} ({advice})"
+    if lines:
+        raise ConfigError(*lines)
 
 
 def _readings(text: str) -> list[Value]:
@@ -396,17 +375,12 @@ def read_file(path: str) -> dict[str, Given]:
     problems = [setting.problem for setting in settings if setting.problem]
     if problems:
         raise ConfigError(*problems)
-    return {s.name: Given(s.value, s.where) for s in settings if _is_key(s.name)}
-
-
-def _is_key(name: str) -> bool:
-    """Whether a line of a file with this name sets a flag; a _name is a helper."""
-    return name != "" and not name.startswith("_")
+    return {s.name: Given(s.readings[0], s.where) for s in settings if s.name}
 
 
 def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
-    """The lines of a file and its bases, by name; by place where a line sets none. `above`: the
-    files that this one is a base of."""
+    """The lines of a file and its bases, by the name that they assign, else by their place.
+    `above`: the files that this one is a base of."""
     source, body = _parse(path)
     settings = {}
     match body:
@@ -416,16 +390,16 @@ def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]
     own = set()
     for node in body:
         where = f"{path}:{node.lineno}"
-        name = ""
+        name = where
         value = None
         problem = ""
         try:
             match node:
                 case ast.Assign(targets=[ast.Name("base")]):
                     raise ConfigError("base names a file, in the first line")
+                case ast.Assign(targets=[ast.Name(name)]) if name in own:
+                    raise ConfigError(f"{name} is already set at {settings[name].where}")
                 case ast.Assign(targets=[ast.Name(name)], value=expression):
-                    if name in own:
-                        raise ConfigError(f"{name} is already set at {settings[name].where}")
                     value = _evaluate(expression, settings)
                 case _:
                     raise ConfigError(f"not allowed; {ALLOWED}")
@@ -435,7 +409,8 @@ def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]
             problem = f"{where}: `{code}`: {reason}"
         own.add(name)
         settings.pop(name, None)  # of a base: the order is that of application
-        settings[name or where] = Setting(name, value, where, problem)
+        is_key = name != where and not name.startswith("_")
+        settings[name] = Setting(name if is_key else None, [value], where, problem)
     return settings
 
 
@@ -481,7 +456,7 @@ def _evaluate(node: ast.expr, names: dict[str, Setting]) -> Value:
         case ast.Constant(None | bool() | int() | float() | str() as value):
             pass
         case ast.Name(name) if name in names:
-            value = names[name].value
+            value = names[name].readings[0]
         case ast.Name(name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
         case ast.UnaryOp(op, operand) if type(op) in ARITHMETIC:

@@ -1,30 +1,28 @@
 """The settings of a nanoGPT config, written as flags of this repository.
 
-    batch_size      nanoGPT's batch_size · gradient_accumulation_steps
-    eval_tokens     eval_iters · nanoGPT's batch_size · block_size
-    schedule        constant, without warm-up, where decay_lr is False
-
-configurator.py imports this file for an error message, where a name is unknown. It imports none of
-ours, because they import configurator.py.
+batch_size      nanoGPT's batch_size · gradient_accumulation_steps
+eval_tokens     eval_iters · nanoGPT's batch_size · block_size
+schedule        constant, without warm-up, where decay_lr is False
 """
 
 import math
 import os
-from collections.abc import Collection
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-COMMAND_LINE = "command line"  # the source of flags, as configurator.py names it
+from configurator import COMMAND_LINE, Setting
+
 BASE = Path(__file__).resolve().parents[1] / "config" / "nanogpt" / "gpt2.py"
 
-# Keys of nanoGPT's train.py that are no flags: advice where a value cannot be computed.
+# Keys of nanoGPT's train.py that are no flags: advice where nothing can be computed.
 KEYS = {
     "always_save_checkpoint": "remove it: last.pt is always saved",
     "backend": "remove it: it follows from device",
     "wandb_run_name": "remove it: the run is named after out_dir",
     "gradient_accumulation_steps": "remove it: batch_size counts all sequences of a step",
     "eval_iters": "set eval_tokens, the validation tokens of an evaluation",
-    "decay_lr": "remove it, or if it is False set schedule=constant and warmup_iters=0",
+    "decay_lr": "remove it; if it is False, set schedule=constant and warmup_iters=0",
 }
 # nanoGPT's defaults of the keys that flags are computed from.
 DEFAULTS = {
@@ -34,45 +32,44 @@ DEFAULTS = {
     "block_size": 1024,
     "decay_lr": True,
 }
-# {flag: its factors among these keys, and the meaning of the product}
+# {flag: its factors among these keys, and what it counts}. The flag takes the place of the first of
+# them that is set.
 PRODUCTS = {
     "batch_size": (
         ("batch_size", "gradient_accumulation_steps"),
         "sequences a step, over all devices",
     ),
+    "block_size": (("block_size",), "tokens"),
     "eval_tokens": (
         ("eval_iters", "batch_size", "block_size"),
         "validation tokens an evaluation",
     ),
 }
-SCHEDULES = {
-    True: {"schedule": "cosine"},
-    False: {"schedule": "constant", "warmup_iters": 0},
-}
 
-Values = dict[str, Any]  # {name: value} of a file or of the command line; None = not known
+Values = dict[str, Any]  # {name: value as it is written}
 
 
-def find_changes(values: dict[str, Values], flags: Collection[str]) -> dict[tuple[str, str], str]:
-    """{(source, name): advice}: every change that makes this nanoGPT's run. None, if no name is
-    nanoGPT's, or if the command, whose `flags` these are, does not train.
-
-    `values`: of each source, a file or COMMAND_LINE, in the order of their application. A file with
-    a key of nanoGPT is one of nanoGPT, and then so are all flags. The name "base" stands for what
-    comes before everything else."""
-    with_keys = {source for source, own in values.items() if KEYS.keys() & own.keys()}
-    if not with_keys or not PRODUCTS.keys() <= set(flags):
-        return {}
+def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
+    """{(source, name): advice}: every change that makes this nanoGPT's run; none, if no name is
+    nanoGPT's. A file that has a key of nanoGPT is one of nanoGPT, and so are the flags."""
     changes = {}
-    first = next(iter(values))
-    if first in with_keys:
-        changes[first, "base"] = advise_base(first)
+    if not KEYS.keys() & {setting.name for setting in settings}:
+        return changes
     current = dict(DEFAULTS)
-    for source, own in values.items():
+    for source, lines in groupby(settings, key=lambda setting: setting.source):
+        own = {line.name: line.readings[0] for line in lines}
         if Path(source).resolve() == BASE:
             continue
         current.update({name: own[name] for name in DEFAULTS if name in own})
-        if source in with_keys or source == COMMAND_LINE:
+        has_keys = bool(KEYS.keys() & own.keys())
+        if has_keys and source == settings[0].source:
+            path = os.path.relpath(BASE, os.path.dirname(source) or ".")
+            advice = f'above this line write `base = "{path}"`'
+            if source == COMMAND_LINE:
+                advice = f"before the flags write `{path}`"
+            reason = "nanoGPT's network, and its defaults for all that is not set"
+            changes[source, "base"] = f"{advice}: {reason}"
+        if has_keys or source == COMMAND_LINE:
             for name, advice in change_source(own, current, source).items():
                 changes[source, name] = advice
         elif "batch_size" in own:  # a file of ours, which has the whole batch
@@ -80,52 +77,34 @@ def find_changes(values: dict[str, Values], flags: Collection[str]) -> dict[tupl
     return changes
 
 
-def advise_base(source: str) -> str:
-    """Advice to begin with nanoGPT's network and defaults."""
-    reason = "nanoGPT's network, and its defaults for all that is not set"
-    if source == COMMAND_LINE:
-        return f"write `{os.path.relpath(BASE)}` before the flags: {reason}"
-    path = os.path.relpath(BASE, os.path.dirname(source) or ".")
-    return f'above this line write `base = "{path}"`: {reason}'
-
-
 def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
     """{name: advice} for the names of one source. `current`: the values of DEFAULTS after it."""
     advice = {name: text for name, text in KEYS.items() if name in own}
-    written = {}  # {name: {flag: value} in place of it}
-    reasons = {}  # {name: why}
-    for flag, (factors, meaning) in PRODUCTS.items():
-        names = [name for name in factors if name in own]
-        numbers = [current[name] for name in factors]
-        if not names or not all(map(is_count, numbers)):
-            continue
-        name = names[0]
-        settings = written.setdefault(name, {})
-        if name not in KEYS:
-            settings.setdefault(name, int(current[name]))  # it remains a flag
-        settings[flag] = int(math.prod(numbers))
-        product = " × ".join(f"{number:g}" for number in numbers)
-        reasons.setdefault(name, []).append(f"{product} {meaning}")
-    schedule = SCHEDULES.get(current["decay_lr"], {})
-    if schedule and "decay_lr" in own:
-        written["decay_lr"] = schedule
-        reasons["decay_lr"] = ["the same learning rates"]
-    if "warmup_iters" in schedule and "warmup_iters" in own:
-        advice["warmup_iters"] = "remove it: with decay_lr=False nanoGPT has no warm-up"
-    for name, settings in written.items():
-        if settings != {name: current.get(name)}:
-            code = write(settings, source)
-            advice[name] = f"write `{code}`: {', and '.join(reasons[name])}"
+    written = {}  # {name: flags in place of it}
+    for flag, (factors, unit) in PRODUCTS.items():
+        name = next((factor for factor in factors if factor in own), "")
+        values = [current[factor] for factor in factors]
+        number = multiply(values)
+        if name and number is not None:
+            written.setdefault(name, {})[flag] = number
+            advice[name] = f"{' × '.join(map(str, values))} {unit}"
+    if str(current["decay_lr"]) == "False":
+        written["decay_lr"] = {"schedule": "constant", "warmup_iters": 0}
+        advice["decay_lr"] = "the same learning rates"
+        advice["warmup_iters"] = "remove it: nanoGPT has no warm-up with decay_lr=False"
+    for name, flags in written.items():
+        code = "; ".join(f"{flag} = {value!r}" for flag, value in flags.items())
+        if source == COMMAND_LINE:
+            code = " ".join(f"--{flag}={value}" for flag, value in flags.items())
+        advice[name] = f"write `{code}`: {advice[name]}"
+        if flags == {name: multiply([current[name]])}:
+            del advice[name]  # it means the same here
     return advice
 
 
-def is_count(value: Any) -> bool:
-    """Whether a value is a positive whole number, of a usual size: 12, or 12.0 from a flag."""
-    return type(value) in (int, float) and 1 <= value < 1e9 and value == int(value)
-
-
-def write(settings: Values, source: str) -> str:
-    """Settings as a line of a file, or as flags."""
-    if source == COMMAND_LINE:
-        return " ".join(f"--{name}={value}" for name, value in settings.items())
-    return "; ".join(f"{name} = {value!r}" for name, value in settings.items())
+def multiply(values: list[Any]) -> int | None:
+    """The product of whole numbers, or of their texts; None if one is none."""
+    try:
+        return math.prod(map(int, values))
+    except (TypeError, ValueError):
+        return None
