@@ -35,9 +35,9 @@ VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 
-# {a flag: a file that knows the names of another program, for commands with this flag}. Its
-# find_changes returns {(source, name): what to write instead}; the name "base" stands for a line
-# above those of its source.
+# {a flag: a module that knows the names of another program, for commands with this flag}. Its
+# find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
+# a line above those of its source.
 TRANSLATORS = {"eval_tokens": "nanodnt.nanogpt_keys"}
 # Other names that are no flag here, and what to do instead.
 ADVICE = {
@@ -318,7 +318,7 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
 
 def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
     """Raise ConfigError with all lines that are no data and all names that are no flag, and with
-    what a file of TRANSLATORS says about them."""
+    what TRANSLATORS say about them."""
     unknown = [s for s in settings if s.name is not None and s.name not in flags]
     advice = {(s.source, s.name): _hint(s, flags) for s in unknown}
     for flag, module in TRANSLATORS.items():
@@ -330,7 +330,7 @@ def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
         if above := advice.pop((setting.source, "base"), None):
             lines.append(f"{where}: {above}")
         text = advice.get((setting.source, setting.name))
-        kind = "unknown " if setting in unknown else ""
+        kind = "" if setting.name in flags else "unknown "
         if text and where == COMMAND_LINE:
             lines.append(f"{kind}flag --{setting.name} ({text})")
         elif text:

@@ -1,8 +1,10 @@
 """The settings of a nanoGPT config, written as flags of this repository.
 
-batch_size      nanoGPT's batch_size · gradient_accumulation_steps
-eval_tokens     eval_iters · nanoGPT's batch_size · block_size
-schedule        constant, without warm-up, where decay_lr is False
+    batch_size      nanoGPT's batch_size · gradient_accumulation_steps
+    eval_tokens     eval_iters · nanoGPT's batch_size · block_size
+    schedule        constant, without warm-up, where decay_lr is False
+
+configurator.py loads this file for an error message only.
 """
 
 import math
@@ -62,13 +64,10 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
             continue
         current.update({name: own[name] for name in DEFAULTS if name in own})
         has_keys = bool(KEYS.keys() & own.keys())
-        if has_keys and source == settings[0].source:
+        if has_keys and source == settings[0].source != COMMAND_LINE:
             path = os.path.relpath(BASE, os.path.dirname(source) or ".")
-            advice = f'above this line write `base = "{path}"`'
-            if source == COMMAND_LINE:
-                advice = f"before the flags write `{path}`"
             reason = "nanoGPT's network, and its defaults for all that is not set"
-            changes[source, "base"] = f"{advice}: {reason}"
+            changes[source, "base"] = f'above this line write `base = "{path}"`: {reason}'
         if has_keys or source == COMMAND_LINE:
             for name, advice in change_source(own, current, source).items():
                 changes[source, name] = advice

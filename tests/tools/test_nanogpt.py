@@ -309,7 +309,6 @@ PORTED = {  # text of a file, flags, and the number of changes
     "a width": ('"""Mine."""\nn_embd = 96\nbackend = ""\n', "--block_size=32 --decay_lr=True", 4),
     "a context": ("block_size = 512\nbackend = 'nccl'\n", "", 3),
     "no decay": ("decay_lr = False\nwarmup_iters = 5\n", "--warmup_iters=7", 4),
-    "flags alone": ("", "--decay_lr=False --n_layer=2 --eval_iters=1", 3),
     "what needs no change but its base": ("always_save_checkpoint = True\n", "", 2),
 }
 CODE = re.compile(r"write `([^`]+)`")
@@ -335,10 +334,9 @@ def settings(text, flags):
 
 
 def apply(message, text, flags):
-    """The text, what to write before the flags, and the flags, after every change of a message."""
+    """The text and the flags after every change of a message."""
     lines = text.split("\n")
     flags = {flag.removeprefix("--").partition("=")[0]: flag for flag in flags.split()}
-    before = []
     for change in message.split("\n")[1:]:
         written = CODE.search(change)
         code = written[1] if written else ""
@@ -347,11 +345,9 @@ def apply(message, text, flags):
             i = int(number[1]) - 1
             base, _, line = lines[i].rpartition("\n")
             lines[i] = f"{code}\n{line}" if "above this" in change else f"{base}\n{code}"
-        elif flag := re.search(r"flag --(\w+)", change):
-            flags[flag[1]] = code
         else:
-            before.append(code)
-    return "\n".join(lines), before, " ".join(flags.values()).split()
+            flags[re.search(r"flag --(\w+)", change)[1]] = code
+    return "\n".join(lines), " ".join(flags.values()).split()
 
 
 def message_of(capsys, *argv):
@@ -369,14 +365,13 @@ def test_a_config_of_nanogpt_ends_in_one_message_which_makes_it_run(
     (tmp_path / "config").mkdir()
     monkeypatch.chdir(tmp_path)
     file = "config/theirs.py"
-    files = [file] * bool(text)
     (tmp_path / file).write_text(text)
-    message = message_of(capsys, *files, *flags.split())
+    message = message_of(capsys, file, *flags.split())
     assert message.startswith(f"error: {n_changes} changes are needed:\n")
     assert len(message.split("\n")) == 1 + n_changes
-    text_after, before, flags_after = apply(message, text, flags)
+    text_after, flags_after = apply(message, text, flags)
     (tmp_path / file).write_text(text_after)
-    model_config, config = read(*before, *files, *flags_after)
+    model_config, config = read(file, *flags_after)
     wanted = settings(text, flags)
     assert wanted.items() <= (vars(model_config) | vars(config)).items()
 
@@ -404,3 +399,10 @@ def test_nanogpts_flags_after_a_config_of_ours(file, flags, capsys):
     message = message_of(capsys, CONFIGS / file, *flags.split())
     assert CODE.findall(message) == KEPT[file, flags]
     assert "base" not in message
+
+
+def test_a_model_of_gpt2s_width_on_a_dataset_that_nobody_named_is_noted():
+    config = TrainConfig()
+    (note,) = config.dataset_notes(768, {})
+    assert "a model of width 768 is trained on pystdlib" in note
+    assert config.dataset_notes(767, {}) == config.dataset_notes(768, {"dataset": None}) == []
