@@ -6,9 +6,10 @@ Also the base of a ported config: `base = "nanogpt/gpt2.py"`, or in front of it 
 
 Prepare the data once: python data/openwebtext/prepare.py
 Values: nanoGPT's train.py (commit 3adf61e). Its config/train_gpt2.py adds eval_interval=1000 and
-log_interval=10. nanoGPT counts a batch of 12 sequences with 40 accumulations, and evaluates on 200
-such batches. What differs: nanoGPT draws rows and evaluation at random, makes one step more than
-max_iters, and its learning rate is one step of the cosine behind ours, with warm-up (t + 1)/2001.
+log_interval=10. nanoGPT writes the batch as 12 sequences and 40 accumulations, and evaluates on 200
+times 12 sequences. What differs: nanoGPT draws rows at random, those of evaluations too, and makes
+one step more than max_iters. Its learning rate in step t = 1, 2, … is t/2001 of the peak in warm-up
+(here t/2000), and after it that of our step t - 1.
 """
 
 base = "network.py"
