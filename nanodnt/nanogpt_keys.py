@@ -62,7 +62,7 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
         own = {line.name: line.readings[0] for line in lines}
         if Path(source).resolve() == BASE:
             continue
-        current.update({name: own[name] for name in DEFAULTS if name in own})
+        current.update(own)
         has_keys = bool(KEYS.keys() & own.keys())
         if has_keys and source == settings[0].source != COMMAND_LINE:
             path = os.path.relpath(BASE, os.path.dirname(source) or ".")
@@ -77,7 +77,7 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
 
 
 def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
-    """{name: advice} for the names of one source. `current`: the values of DEFAULTS after it."""
+    """{name: advice} for the names of one source. `current`: the values after it, and DEFAULTS."""
     advice = {name: text for name, text in KEYS.items() if name in own}
     written = {}  # {name: flags in place of it}
     for flag, (factors, unit) in PRODUCTS.items():
