@@ -538,8 +538,7 @@ def main() -> int:
         # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
         env.print(describe(model_config, config, given=given))
-        notes = config.dataset_notes(model_config.n_embd, given)
-        for note in notes + rate_notes(config, given) + setting_notes(config):
+        for note in rate_notes(config, given) + setting_notes(config):
             env.print(f"note: {note}")
         spike = None
         while True:

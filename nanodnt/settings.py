@@ -5,7 +5,7 @@ A flag's annotation gives the values that it can take: a type, the choices of a 
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from configurator import (
     Fraction,
@@ -229,16 +229,6 @@ class TrainConfig:
             return []
         return [
             f"note: this is the network of the flags; a run takes the one of init_from={source}"
-        ]
-
-    def dataset_notes(self, width: int, given: dict[str, Any]) -> list[str]:
-        """A note for a model of GPT-2's `width`, or wider, whose dataset nobody has named. `given`:
-        see `configure`."""
-        if "dataset" in given or width < 768:
-            return []
-        return [
-            f"dataset is not set: a model of width {width} is trained on {self.dataset}; set it, "
-            "as in dataset=openwebtext"
         ]
 
     def check(self) -> None:

@@ -399,10 +399,3 @@ def test_nanogpts_flags_after_a_config_of_ours(file, flags, capsys):
     message = message_of(capsys, CONFIGS / file, *flags.split())
     assert CODE.findall(message) == KEPT[file, flags]
     assert "base" not in message
-
-
-def test_a_model_of_gpt2s_width_on_a_dataset_that_nobody_named_is_noted():
-    config = TrainConfig()
-    (note,) = config.dataset_notes(768, {})
-    assert "a model of width 768 is trained on pystdlib" in note
-    assert config.dataset_notes(767, {}) == config.dataset_notes(768, {"dataset": None}) == []
