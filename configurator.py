@@ -24,6 +24,7 @@ import textwrap
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -34,15 +35,12 @@ VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 
-# Names that are no flag here, such as those of nanoGPT, and what to do instead.
+# {a flag: a module that knows the names of another program, for commands with this flag}. Its
+# find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
+# a line above those of its source.
+TRANSLATORS = {"eval_tokens": "nanodnt.nanogpt_keys"}
+# Other names that are no flag here, and what to do instead.
 ADVICE = {
-    "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step "
-    "over all devices, and micro_batch_size, what one device holds at a time",
-    "eval_iters": "set eval_tokens, the validation tokens read at each evaluation",
-    "decay_lr": "set schedule=constant",
-    "always_save_checkpoint": "last.pt is always saved",
-    "backend": "chosen from device",
-    "wandb_run_name": "the run is named after out_dir",
     "report": "analyze.py writes report.md where several runs are named",
     "smooth": "loss.png averages training losses over 5% of the run",
     "real_data": "data=random, or dataset",
@@ -58,7 +56,7 @@ ADVICE = {
 }
 ALLOWED = (
     "a config file holds only name = expression of numbers, strings, True, False, None, "
-    "names assigned above, + - * / // % **"
+    "names assigned above, + - * / // % **: remove the line, or write the value"
 )
 ARITHMETIC = {
     ast.Add: operator.add,
@@ -83,14 +81,19 @@ WORDS = {
 }
 NUMBERS = {int: 2**63 - 1, float: sys.float_info.max}  # {type: its largest number}
 MAX_FILE_CHARS = 100_000  # length of a config file
-MAX_MISTAKES = 10  # unknown names in one error message
+MAX_MISTAKES = 40  # mistakes in one error message
 
 Value = bool | int | float | str | None
 
 
 class ConfigError(ValueError):
-    """A mistake in the user's input. The message gives its place, what is wrong, and what to write
-    instead."""
+    """Mistakes in the user's input. Each argument is one of them, a line: its place, what is wrong,
+    and what to write instead."""
+
+    def __str__(self) -> str:
+        if len(self.args) == 1:
+            return self.args[0]
+        return "\n  ".join([f"{len(self.args)} changes are needed:", *self.args])
 
 
 # ----------------------------------------------------------------------------- annotations of flags
@@ -177,7 +180,8 @@ def configure(
     read but listed: given["run"] is (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit
-    code 2. `--help` prints every flag, `--version` VERSION and torch's, and both exit with 0.
+    code 2; all unknown names, and all lines that are no data, become one message. `--help` prints
+    every flag, `--version` VERSION and torch's, and both exit with 0.
     Raises ValueError for a mistake in `schemas`, such as a name in two of them."""
     if argv is None:
         argv = sys.argv[1:]
@@ -193,10 +197,15 @@ def configure(
         given = read_arguments(argv, flags, positional)
         instances = [_make_instance(schema, given) for schema in schemas]
     except ValueError as error:
-        text = "".join(char if char.isprintable() else " " for char in str(error))
+        lines = error.args if isinstance(error, ConfigError) else [str(error)]
+        text = ConfigError(*map(_one_line, lines))
         print(f"{rank_tag()}error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
     return Configured(instances, given)
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _make_instance(schema: type, given: dict[str, Given]) -> Any:
@@ -239,49 +248,54 @@ def describe(*instances: Any, given: dict[str, Given] | None = None) -> str:
 # --------------------------------------------------------------------------------- the command line
 
 
+class Setting(NamedTuple):
+    """A line of a config file, or a flag of the command line."""
+
+    name: str | None  # None for a line that sets no flag
+    readings: list[Value]  # what its value can mean, first as it is written
+    where: str  # as in `Given`
+    problem: str = ""  # why the line is no data
+
+    @property
+    def source(self) -> str:
+        """A file, or COMMAND_LINE."""
+        return self.where.rpartition(":")[0] or self.where
+
+
 class Arguments(NamedTuple):
     """A command line, taken apart."""
 
-    typed: dict[str, str]  # the text after `--name=`, by name
+    typed: dict[str, Setting]  # flags, known or not, by name
     positionals: list[str]
-    unknown: list[str]  # messages about unknown flags
 
 
 def read_arguments(
     argv: list[str], flags: dict[str, Flag], positional: str = "config"
 ) -> dict[str, Given]:
-    """The values that the files and flags in `argv` set.
+    """The values that the files and flags in `argv` set. Prints a note where a flag is given twice.
 
-    Raises ConfigError for the first mistake, but for all unknown names at once: a config of another
-    program has many."""
+    Raises ConfigError for all unknown names and all lines that are no data, because a config of
+    another program has many; else for the first mistake."""
     given = {}
-    arguments = _split_arguments(argv, flags)
-    unknown = arguments.unknown
-    files = arguments.positionals
+    typed, files = _split_arguments(argv, flags)
     if positional != "config":
         given[positional] = Given(files, COMMAND_LINE)
         files = []
-    entries = [entry for path in files for entry in read_file(path).items()]
-    for name, (_, where) in entries:
-        if name not in flags:
-            unknown.append(f"{where}: unknown key {name} ({_hint(name, flags)})")
-    if len(unknown) > MAX_MISTAKES:
-        unknown[MAX_MISTAKES:] = [f"and {len(unknown) - MAX_MISTAKES} more"]
-    if unknown:
-        raise ConfigError("; ".join(unknown))
-    for name, (value, where) in entries:
-        value = _choose([value], flags[name], f"{where}: {name} cannot be {value!r}")
-        given[name] = Given(value, where)
-    for name, text in arguments.typed.items():
-        refusal = f"{COMMAND_LINE}: --{name} cannot be {text!r}"
-        given[name] = Given(_choose(_readings(text), flags[name], refusal), COMMAND_LINE)
+    settings = [setting for path in files for setting in _read_settings(path).values()]
+    settings += typed.values()
+    _check_names(settings, flags)
+    for setting in settings:
+        if setting.name is not None:
+            label = f"--{setting.name}" if setting.where == COMMAND_LINE else setting.name
+            refusal = f"{setting.where}: {label} cannot be {setting.readings[0]!r}"
+            value = _choose(setting.readings, flags[setting.name], refusal)
+            given[setting.name] = Given(value, setting.where)
     return given
 
 
 def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
     typed = {}
     positionals = []
-    unknown = []
     for arg in argv:
         name, equals, text = arg.removeprefix("--").partition("=")
         if not arg.startswith("--"):
@@ -289,18 +303,44 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
                 raise ConfigError(f"{arg}: write --{arg.lstrip('-')}")
             positionals.append(read_path(arg))
             continue
-        if name not in flags:
-            unknown.append(f"unknown flag --{name} ({_hint(name, flags, '--')})")
-            continue
-        if not equals:
+        if not equals and name in flags:
             if not _is_bool(flags[name]):
                 allowed = _allowed(flags[name])
                 raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({allowed})")
             text = "True"
         if name in typed:
-            raise ConfigError(f"--{name} is given twice, as {typed[name]!r} and {text!r}: keep one")
-        typed[name] = text
-    return Arguments(typed, positionals, unknown)
+            values = f"{typed[name].readings[0]!r}, then {text!r}"
+            note = f"--{_one_line(name)} is given twice: {values}, which is taken"
+            print(f"{rank_tag()}note: {note}", file=sys.stderr)
+        typed[name] = Setting(name, _readings(text), COMMAND_LINE)
+    return Arguments(typed, positionals)
+
+
+def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
+    """Raise ConfigError with all lines that are no data and all names that are no flag, and with
+    what TRANSLATORS say about them."""
+    unknown = [s for s in settings if s.name is not None and s.name not in flags]
+    advice = {(s.source, s.name): _hint(s, flags) for s in unknown}
+    for flag, module in TRANSLATORS.items():
+        if unknown and flag in flags:
+            advice |= import_module(module).find_changes(settings)
+    lines = []
+    for setting in settings:
+        where = setting.where
+        if above := advice.pop((setting.source, "base"), None):
+            lines.append(f"{where}: {above}")
+        text = advice.get((setting.source, setting.name))
+        kind = "" if setting.name in flags else "unknown "
+        if text and where == COMMAND_LINE:
+            lines.append(f"{kind}flag --{setting.name} ({text})")
+        elif text:
+            lines.append(f"{where}: {kind}key {setting.name} ({text})")
+        elif setting.problem:
+            lines.append(setting.problem)
+    if len(lines) > MAX_MISTAKES:
+        lines[MAX_MISTAKES:] = [f"and {len(lines) - MAX_MISTAKES} more"]
+    if lines:
+        raise ConfigError(*lines)
 
 
 def _readings(text: str) -> list[Value]:
@@ -314,11 +354,13 @@ def _readings(text: str) -> list[Value]:
     return readings
 
 
-def _hint(name: str, flags: dict[str, Flag], dashes: str = "") -> str:
+def _hint(setting: Setting, flags: dict[str, Flag]) -> str:
     """Advice for a name that is no flag."""
+    name = setting.name
     if name in ADVICE:
         return ADVICE[name]
     close = difflib.get_close_matches(name.lower(), flags, n=1)
+    dashes = "--" if setting.where == COMMAND_LINE else ""
     return f"did you mean {dashes}{close[0]}?" if close else "--help lists them all"
 
 
@@ -329,38 +371,47 @@ def read_file(path: str) -> dict[str, Given]:
     """The keys of a config file and its bases, with values as they stand there.
 
     Raises ConfigError where one of them is no config file."""
-    names = _read_names(path)
-    return {name: names[name] for name in names if not name.startswith("_")}
+    settings = _read_settings(path).values()
+    problems = [setting.problem for setting in settings if setting.problem]
+    if problems:
+        raise ConfigError(*problems)
+    return {s.name: Given(s.readings[0], s.where) for s in settings if s.name}
 
 
-def _read_names(path: str, above: tuple[str, ...] = ()) -> dict[str, Given]:
-    """The keys and helpers of a file and its bases. `above`: the files that this one is a base
-    of."""
+def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
+    """The lines of a file and its bases, by the name that they assign, else by their place.
+    `above`: the files that this one is a base of."""
     source, body = _parse(path)
-    names = {}
+    settings = {}
     match body:
         case [ast.Assign(targets=[ast.Name("base")], value=ast.Constant(str())) as line, *body]:
             base = _find_base(line, path, above)
-            names = _read_names(base, (path, *above))
+            settings = _read_settings(base, (path, *above))
     own = set()
     for node in body:
         where = f"{path}:{node.lineno}"
+        name = where
+        value = None
+        problem = ""
         try:
             match node:
                 case ast.Assign(targets=[ast.Name("base")]):
                     raise ConfigError("base names a file, in the first line")
                 case ast.Assign(targets=[ast.Name(name)]) if name in own:
-                    raise ConfigError(f"{name} is already set at {names[name].where}")
+                    raise ConfigError(f"{name} is already set at {settings[name].where}")
                 case ast.Assign(targets=[ast.Name(name)], value=expression):
-                    names[name] = Given(_evaluate(expression, names), where)
-                    own.add(name)
+                    value = _evaluate(expression, settings)
                 case _:
                     raise ConfigError(f"not allowed; {ALLOWED}")
         except (ConfigError, ArithmeticError, RecursionError) as error:
             code = source.split("\n")[node.lineno - 1].strip()[:60]
             reason = error.args[-1]  # the args of an OverflowError are (errno, text)
-            raise ConfigError(f"{where}: `{code}`: {reason}") from None
-    return names
+            problem = f"{where}: `{code}`: {reason}"
+        own.add(name)
+        settings.pop(name, None)  # of a base: the order is that of application
+        is_key = name != where and not name.startswith("_")
+        settings[name] = Setting(name if is_key else None, [value], where, problem)
+    return settings
 
 
 def _find_base(line: ast.Assign, path: str, above: tuple[str, ...]) -> str:
@@ -396,7 +447,7 @@ def _parse(path: str) -> tuple[str, list[ast.stmt]]:
     return source, body
 
 
-def _evaluate(node: ast.expr, names: dict[str, Given]) -> Value:
+def _evaluate(node: ast.expr, names: dict[str, Setting]) -> Value:
     """The value of an expression of constants, `names` and arithmetic.
 
     Raises ConfigError for anything else, and for a number beyond the range of a float: integers
@@ -405,7 +456,7 @@ def _evaluate(node: ast.expr, names: dict[str, Given]) -> Value:
         case ast.Constant(None | bool() | int() | float() | str() as value):
             pass
         case ast.Name(name) if name in names:
-            value = names[name].value
+            value = names[name].readings[0]
         case ast.Name(name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
         case ast.UnaryOp(op, operand) if type(op) in ARITHMETIC:

@@ -17,7 +17,8 @@ class SamplingConfig:
     out_dir: PathName = "out/quickstart"  # a run directory
     checkpoint: PathName = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     init_from: PathName = ""  # weights from elsewhere instead of a run's checkpoint: nanoGPT's
-    #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
+    #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …; resume: the
+    #   checkpoint of out_dir
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the matrix
     #   products
@@ -46,7 +47,7 @@ class SamplingConfig:
         """The model on its device, with its tokenizer. ValueError as in `load_trained`."""
         device, _ = choose_device(self.device)
         dtype, _ = choose_dtype(self.dtype, device)
-        if self.init_from:
+        if self.init_from not in ("", "resume"):
             trained = load_pretrained(self.init_from)
         else:
             trained = load_trained(self.out_dir, self.checkpoint)

@@ -85,7 +85,7 @@ def check_rates(config: TrainConfig, entry: Rule) -> None:
     """ValueError for rates, momenta and decays that contradict each other."""
     if config.nesterov and (config.dampening or not config.momentum):
         refuse("nesterov needs momentum and no dampening: set nesterov=False, or change those")
-    if config.min_lr > config.learning_rate:
+    if config.min_lr > config.learning_rate and config.schedule != "constant":
         text = f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}"
         refuse(f"{text}: lower min_lr")
     prefixes = [""]

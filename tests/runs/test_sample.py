@@ -80,7 +80,9 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     assert all(text.startswith(prompt) and len(text) > len(prompt) for text in from_flag)
     (tmp_path / "prompt.txt").write_bytes(written.encode())
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
-    assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
+    nanogpts = f"--init_from=resume --start=FILE:{tmp_path / 'prompt.txt'} --num_samples=2"
+    nanogpts += " --max_new_tokens=24 --temperature=0.8 --top_k=200 --seed=1337"
+    assert draw(*nanogpts.split()) == from_flag
     monkeypatch.setattr(
         sys, "stdin", io.TextIOWrapper(io.BytesIO(written.encode()), encoding="utf-8")
     )

@@ -52,13 +52,14 @@ def load(*argv):
     return {name: value for x in instances for name, value in vars(x).items()}, where
 
 
-def refused(capsys, *argv):
-    """The message of a refused command line: one line on stderr, nothing on stdout, exit code 2."""
+def refused(capsys, *argv, lines=1):
+    """The message of a refused command line: `lines` lines on stderr, nothing on stdout, exit code
+    2."""
     with pytest.raises(SystemExit) as stop:
         configure(Model, Train, argv=list(argv))
     out, err = capsys.readouterr()
     assert stop.value.code == 2 and out == ""
-    assert err.startswith("error: ") and len(err.splitlines()) == 1 and err.endswith("\n")
+    assert err.startswith("error: ") and len(err.splitlines()) == lines and err.endswith("\n")
     return err[len("error: ") : -1]
 
 

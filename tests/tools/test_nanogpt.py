@@ -1,16 +1,22 @@
 """nanoGPT's step as bench.py times it: its model against `transformers`, its start, its update, its
-batches."""
+batches; and config/nanogpt/: its network and its configs, which end in one message."""
 
+import ast
 import math
+import re
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from configurator import configure
+from configurator import configure, read_file
 from model import GPT, GPTConfig
 from nanodnt.bench import nanogpt
+from nanodnt.engine import Trainer, accumulate, set_learning_rates, training_step
+from nanodnt.nanogpt_keys import KEYS
+from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.nanogpt import their_name
 from support.runs import ROOT
@@ -58,38 +64,6 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
         )
 
 
-@pytest.mark.house
-def test_the_page_ports_nanogpts_first_config(tmp_path):
-    """config/train_shakespeare_char.py of nanoGPT: 64 rows of 256 tokens a step, 200 such batches
-    an evaluation."""
-    page = (ROOT / "docs" / "from_nanogpt.md").read_text(encoding="utf-8")
-    file = tmp_path / "ported.py"
-    file.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    (model_config, config), given = configure(GPTConfig, TrainConfig, argv=[str(file)])
-    sizes = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, bias=False)
-    network = dict(norm="layernorm", norm_eps=1e-5, mlp="gelu_erf", pos="learned", tie_weights=True)
-    steps = dict(
-        batch_size=64,
-        eval_tokens=200 * 64 * 256,
-        eval_interval=250,
-        log_interval=10,
-        max_iters=5000,
-    )
-    rates = dict(
-        learning_rate=1e-3,
-        min_lr=1e-4,
-        warmup_iters=100,
-        lr_decay_iters=5000,
-        beta1=0.9,
-        beta2=0.99,
-    )
-    for part, wanted in (
-        (model_config, sizes | network),
-        (config, steps | rates | dict(grad_clip=1.0)),
-    ):
-        assert {name: getattr(part, name) for name in wanted} == wanted
-
-
 def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
     model = nano(bias=False)
     assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
@@ -103,36 +77,6 @@ def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
         assert len(nanogpt.NanoGPT(GPTConfig(**SIZE | dict(vocab_size=65))).wte.weight) == 65
 
 
-def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
-    model, before = nano(), {}
-    x, y = torch.randint(50, (2, 3, 16))
-    loss = model(x, y)[1]
-    loss.backward()
-    norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
-    assert norm > 1
-    for name, p in model.named_parameters():
-        before[name] = p.detach().clone(), p.grad / (norm + 1e-6)
-        p.grad = None
-    parts, optimizer = [], nanogpt.make_optimizer(model, TrainConfig())
-    step = nanogpt.make_step(
-        model, optimizer, lambda: (x, y), 2, False, lambda i: 1e-2, torch.device("cpu")
-    )
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    step(0, parts.append)
-    assert (
-        torch.are_deterministic_algorithms_enabled()
-        and torch.is_deterministic_algorithms_warn_only_enabled()
-    )
-    assert parts == ["forward", "data", "backward"] * 2 + ["clip", "optimizer"]
-    for name, p in model.named_parameters():
-        w, g = before[name]
-        decay = 0.1 if p.ndim >= 2 else 0.0
-        torch.testing.assert_close(
-            p.data, w * (1 - 1e-2 * decay) - 1e-2 * g / (g.abs() + 1e-8), rtol=1e-7, atol=1e-9
-        )
-        assert p.grad is None
-
-
 def test_nanogpt_s_batches(dataset):
     raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
     torch.manual_seed(0)
@@ -144,3 +88,309 @@ def test_nanogpt_s_batches(dataset):
     text = raw.tobytes()
     assert all(text.find(row.tobytes()) >= 0 for row in torch.cat((x, y[:, -1:]), 1).numpy())
     assert not torch.equal(get_batch()[0], x)
+
+
+# ------------------------------------------------------------------------------- config/nanogpt/
+
+CONFIGS = ROOT / "config"
+NANO = CONFIGS / "nanogpt"
+OURS = {  # parts of nanoGPT's names of parameters: of ours
+    "ln_1.weight": "attn.pre.gain",
+    "ln_1.bias": "attn.pre.bias",
+    "ln_2.weight": "mlp.pre.gain",
+    "ln_2.bias": "mlp.pre.bias",
+    "ln_f.weight": "final_norm.gain",
+    "ln_f.bias": "final_norm.bias",
+    "attn_c_proj": "attn.f.o",
+    "mlp_c_proj": "mlp.f.down",
+    "c_fc": "mlp.f.up",
+}
+
+
+def renamed(tensors):
+    """{our name: tensor} of {nanoGPT's name: tensor}. c_attn is q, k and v, one below the other."""
+    ours = {}
+    for name, t in tensors.items():
+        for old, new in OURS.items():
+            name = name.replace(old, new)
+        if "c_attn" not in name:
+            ours[name] = t
+            continue
+        for part, rows in zip("qkv", t.chunk(3), strict=True):
+            ours[name.replace("c_attn", f"attn.f.{part}")] = rows
+    return ours
+
+
+def read(*argv):
+    """[GPTConfig, TrainConfig] of a command line, checked as train.py does."""
+    (model_config, config), _ = configure(GPTConfig, TrainConfig, argv=[*map(str, argv)])
+    config.check()
+    fill_defaults(config)
+    return model_config, config
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_its_network_and_its_update_are_nanogpts(bias):
+    """After any layout: the same logits, loss, gradients and, clipped, optimizer step; float64."""
+    files = [CONFIGS / "dyt" / "dyt.py", CONFIGS / "dnt" / "s5.py", NANO / "gpt2.py"]
+    flags = [f"--{name}={value}" for name, value in (SIZE | dict(vocab_size=64, bias=bias)).items()]
+    model_config, config = read(*files, *flags, "--schedule=constant", "--warmup_iters=0")
+    theirs = nano(bias=bias, vocab_size=64)
+    ours = GPT(model_config).double()
+    ours.load_state_dict(renamed(dict(theirs.named_parameters())))
+    x, y = torch.randint(64, (2, 3, 16))
+    torch.testing.assert_close(ours(x)[0], theirs(x, y)[0], rtol=1e-10, atol=1e-12)
+    loss = theirs(x, y)[1]
+    loss.backward()
+    wanted = {name: p.grad for name, p in theirs.named_parameters()}
+    assert torch.nn.utils.get_total_norm(wanted.values()) > config.grad_clip
+    wanted = renamed(wanted)
+    theirs.zero_grad()
+
+    optimizer = make_optimizer(ours, config)
+    set_learning_rates(optimizer, 0, config)
+    trainer = Trainer(ours, optimizer, torch.amp.GradScaler(enabled=False), 3, grad_clip=0)
+    own_loss = accumulate(trainer, (x, y), None)  # a sum in fp32
+    assert own_loss.item() == pytest.approx(loss.item(), rel=2**-23)
+    for name, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad, wanted.pop(name), rtol=1e-9, atol=1e-12)
+    assert wanted == {}
+
+    trainer.grad_clip = config.grad_clip
+    training_step(trainer, (x.tile(2, 1), y.tile(2, 1)))
+    parts = []
+    optimizer = nanogpt.make_optimizer(theirs, config)
+    rate = config.learning_rate
+    step = nanogpt.make_step(
+        theirs, optimizer, lambda: (x, y), 2, False, lambda i: rate, torch.device("cpu")
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    step(0, parts.append)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert parts == ["forward", "data", "backward"] * 2 + ["clip", "optimizer"]
+    stepped = renamed(dict(theirs.named_parameters()))
+    for name, p in ours.named_parameters():
+        # a gradient near 0 has an error of 1e-16, which Adam divides by 1e-8
+        torch.testing.assert_close(p, stepped[name], rtol=1e-10, atol=10 * rate * 1e-8)
+
+
+def test_its_initial_weights_are_nanogpts():
+    """N(0, 0.02²), times 1/√(2L) before a sum; within 4.5 standard errors."""
+    sizes = "--n_layer=3", "--n_head=2", "--n_embd=64", "--block_size=64", "--vocab_size=512"
+    init = CONFIGS / "init" / "xavier.py"
+    model_config, _ = read(init, NANO / "network.py", *sizes, "--bias=True")
+    for name, p in GPT(model_config, 7).named_parameters():
+        if p.ndim < 2:
+            assert torch.equal(p, torch.full_like(p, name.endswith("gain"))), name
+            continue
+        std = 0.02 / math.sqrt(6) if re.search(r"\.(o|down)\.", name) else 0.02
+        assert abs(p.std() / std - 1) < 4.5 / math.sqrt(2 * p.numel()), name
+        assert abs(p.mean() / std) < 4.5 / math.sqrt(p.numel()), name
+
+
+def test_its_network_sets_every_flag_but_sizes():
+    """So that it can stand after any config of text."""
+    sizes = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout"}
+    of_images = {"image_size", "channels", "n_class", "pool"}
+    keys = read_file(str(NANO / "network.py"))
+    assert {f.name for f in fields(GPTConfig)} - keys.keys() == sizes | of_images
+
+
+# ------------------------------------------------------------------------------ nanoGPT's configs
+
+DEFAULTS = dict(  # of its train.py, but for out_dir and what a machine decides
+    eval_interval=2000,
+    log_interval=1,
+    eval_iters=200,
+    eval_only=False,
+    init_from="scratch",
+    wandb_log=False,
+    wandb_project="owt",
+    dataset="openwebtext",
+    gradient_accumulation_steps=40,
+    batch_size=12,
+    block_size=1024,
+    n_layer=12,
+    n_head=12,
+    n_embd=768,
+    dropout=0.0,
+    bias=False,
+    learning_rate=6e-4,
+    max_iters=600_000,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    grad_clip=1.0,
+    decay_lr=True,
+    warmup_iters=2000,
+    lr_decay_iters=600_000,
+    min_lr=6e-5,
+)
+GPT2 = """# as its train_gpt2.py
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name='gpt2-124M'
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+max_iters = 600000
+lr_decay_iters = 600000
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+weight_decay = 1e-1
+"""
+SHAKESPEARE = """# as its train_shakespeare_char.py
+out_dir = 'out-shakespeare-char'
+eval_interval = 250
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False
+wandb_log = False
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt'
+dataset = 'shakespeare_char'
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+learning_rate = 1e-3
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100
+"""
+FINETUNE = """import time
+
+out_dir = 'out-shakespeare'
+eval_interval = 5
+eval_iters = 40
+wandb_log = False # off
+wandb_project = 'shakespeare'
+wandb_run_name = 'ft-' + str(time.time())
+dataset = 'shakespeare'
+init_from = 'gpt2-xl'
+always_save_checkpoint = False
+batch_size = 1
+gradient_accumulation_steps = 32
+max_iters = 20
+learning_rate = 3e-5
+decay_lr = False
+"""
+EVAL = """batch_size = 8
+eval_iters = 500
+eval_only = True
+wandb_log = False
+init_from = 'gpt2'
+"""
+CPU = (
+    "--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12"
+)
+CPU += " --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
+PORTED = {  # text of a file, flags, and the number of changes
+    "train_gpt2": (GPT2, "", 5),
+    "train_shakespeare_char": (SHAKESPEARE, "", 5),
+    "its README's, for a CPU": (SHAKESPEARE, CPU, 6),
+    "finetune_shakespeare": (FINETUNE, "", 8),
+    "eval_gpt2": (EVAL, "", 3),
+    "eval_gpt2_medium": (EVAL.replace("'gpt2'", "'gpt2-medium'"), "", 3),
+    "two GPUs": (GPT2, "--gradient_accumulation_steps=2 --backend=gloo", 7),
+    "another batch": (GPT2, "--batch_size=3", 6),
+    "a width": ('"""Mine."""\nn_embd = 96\nbackend = ""\n', "--block_size=32 --decay_lr=True", 4),
+    "a context": ("block_size = 512\nbackend = 'nccl'\n", "", 3),
+    "no decay": ("decay_lr = False\nwarmup_iters = 5\n", "--warmup_iters=7", 4),
+    "what needs no change but its base": ("always_save_checkpoint = True\n", "", 2),
+}
+CODE = re.compile(r"write `([^`]+)`")
+
+
+def settings(text, flags):
+    """The flags of a run of nanoGPT's, by its own rules: a config is Python that it runs."""
+    theirs = dict(DEFAULTS)
+    exec(text, {}, theirs)
+    for flag in flags.split():
+        name, _, value = flag.removeprefix("--").partition("=")
+        theirs[name] = value if name in ("device", "backend") else ast.literal_eval(value)
+    micro = theirs.pop("batch_size")
+    theirs["batch_size"] = micro * theirs["gradient_accumulation_steps"]
+    theirs["eval_tokens"] = theirs["eval_iters"] * micro * theirs["block_size"]
+    theirs["schedule"] = "cosine" if theirs["decay_lr"] else "constant"
+    if not theirs["decay_lr"]:
+        theirs["warmup_iters"] = 0
+    theirs |= dict(norm="layernorm", norm_eps=1e-5, mlp="gelu_erf", pos="learned", init_std=0.02)
+    theirs |= dict(optimizer="adamw", decay_emb=True, decay_gains="none", decay_scalars=False)
+    gone = {*KEYS, "__doc__", "time"}
+    return {name: value for name, value in theirs.items() if name not in gone}
+
+
+def apply(message, text, flags):
+    """The text and the flags after every change of a message."""
+    lines = text.split("\n")
+    flags = {flag.removeprefix("--").partition("=")[0]: flag for flag in flags.split()}
+    for change in message.split("\n")[1:]:
+        written = CODE.search(change)
+        code = written[1] if written else ""
+        assert written or "remove" in change
+        if number := re.match(r"  config/theirs\.py:(\d+): ", change):
+            i = int(number[1]) - 1
+            base, _, line = lines[i].rpartition("\n")
+            lines[i] = f"{code}\n{line}" if "above this" in change else f"{base}\n{code}"
+        else:
+            flags[re.search(r"flag --(\w+)", change)[1]] = code
+    return "\n".join(lines), " ".join(flags.values()).split()
+
+
+def message_of(capsys, *argv):
+    with pytest.raises(SystemExit) as stop:
+        configure(GPTConfig, TrainConfig, argv=[*map(str, argv)])
+    assert stop.value.code == 2
+    return capsys.readouterr().err.rstrip("\n")
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_config_of_nanogpt_ends_in_one_message_which_makes_it_run(
+    name, tmp_path, monkeypatch, capsys
+):
+    text, flags, n_changes = PORTED[name]
+    (tmp_path / "config").mkdir()
+    monkeypatch.chdir(tmp_path)
+    file = "config/theirs.py"
+    (tmp_path / file).write_text(text)
+    message = message_of(capsys, file, *flags.split())
+    assert message.startswith(f"error: {n_changes} changes are needed:\n")
+    assert len(message.split("\n")) == 1 + n_changes
+    text_after, flags_after = apply(message, text, flags)
+    (tmp_path / file).write_text(text_after)
+    model_config, config = read(file, *flags_after)
+    wanted = settings(text, flags)
+    assert wanted.items() <= (vars(model_config) | vars(config)).items()
+
+
+def test_the_port_of_nanogpts_first_config():
+    model_config, config = read(NANO / "shakespeare_char.py")
+    wanted = settings(SHAKESPEARE + "out_dir = 'out/nanogpt_shakespeare_char'", "")
+    assert wanted.items() <= (vars(model_config) | vars(config)).items()
+
+
+KEPT = {  # files before nanoGPT's flags, and these: what the message says to write
+    ("nanogpt/shakespeare_char.py", "--eval_iters=20 --block_size=64 --batch_size=12"): [
+        "--eval_tokens=15360"
+    ],
+    ("nanogpt/gpt2.py", "--gradient_accumulation_steps=5"): ["--batch_size=60"],
+    ("quickstart.py", "--eval_iters=5"): ["--eval_tokens=10240"],  # batches of 16 × 128 tokens
+    ("quickstart.py", "--eval_iters=x --batch_size=4 --decay_lr=False"): [
+        "--schedule=constant --warmup_iters=0"
+    ],
+}
+
+
+@pytest.mark.parametrize("file, flags", KEPT)
+def test_nanogpts_flags_after_a_config_of_ours(file, flags, capsys):
+    message = message_of(capsys, CONFIGS / file, *flags.split())
+    assert CODE.findall(message) == KEPT[file, flags]
+    assert "base" not in message

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.house
 FILES = {
     str(path.relative_to("config"))[:-3]: ROOT / path for path in CONFIGS if len(path.parts) == 3
 }
-OTHERS = r"moe/small$|claims/|studies/|vdnt/|.*/vit_"  # ours; and images, see below
+# ours; images, see below; nanoGPT's, see tests/tools/test_nanogpt.py
+OTHERS = r"moe/small$|claims/|studies/|vdnt/|.*/vit_|nanogpt/(gpt2|shakespeare_char)$"
 FILES = {name: path for name, path in FILES.items() if not re.match(OTHERS, name)}
 KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
@@ -43,6 +44,7 @@ BASE |= {
     "decay": "dnt_small",
     "init": "gpt2_small",
 }
+BASE |= {"nanogpt": "dyt/small"}
 BASE |= {"sft": "lns/250m"}  # the model of the run that a fine-tuning starts from
 # as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
 TINY = dict(n_layer=4, n_head=2, n_embd=64, n_ff=96, block_size=8, vocab_size=64)
@@ -138,8 +140,10 @@ def test_files_together_build_train_and_print_no_notes(names):
 
 @pytest.mark.deep
 def test_overlays_start_after_every_size():
-    """Those of optimizers after all; those of LNS after its deeper models, without a note."""
-    over = [name for name in OVERLAYS if name.split("/")[0] in ("optimizers", "blockwise", "decay")]
+    """Those of optimizers, and nanoGPT's network, after all; those of LNS after its deeper models,
+    without a note."""
+    of_all = ("optimizers", "blockwise", "decay", "nanogpt")
+    over = [name for name in OVERLAYS if name.split("/")[0] in of_all]
     for size, overlay in product(
         [*EXPERIMENTS, *SIZES_OF_DNT, "quickstart", "shakespeare_char"], over
     ):

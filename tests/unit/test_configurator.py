@@ -93,12 +93,13 @@ CANNOT_BE = {  # (key, what it takes): values that it refuses
 REFUSED = {  # a command line: its message
     "--n_layr=3": "unknown flag --n_layr (did you mean --n_layer?)",
     "--zzz=3": "unknown flag --zzz (--help lists them all)",
+    # of nanoGPT, but this is no command that trains
+    "--backend=nccl": "unknown flag --backend (--help lists them all)",
     "--": "unknown flag -- (--help lists them all)",
-    "--decay_lr=False": "unknown flag --decay_lr (set schedule=constant)",
+    "--chat": f"unknown flag --chat ({ADVICE['chat']})",
     "--compile": "--compile has no value: write --compile=VALUE (auto | True | False)",
     "-n_layer=3": "-n_layer=3: write --n_layer=3",
     "n_layer=3": "n_layer=3: write --n_layer=3",
-    "--seed=1 --seed=1": "--seed is given twice, as '1' and '1': keep one",
     "missing.py": "cannot read config file 'missing.py': No such file or directory",
     # one line, whatever was typed
     "--no\nsuch=1": "unknown flag --no such (--help lists them all)",
@@ -259,16 +260,31 @@ def test_refused_files(capsys, config, line):
     assert REFUSED_LINES[line] in (None, text.removeprefix("c.py:3: "))
 
 
-def test_all_names_that_are_unknown_are_listed_at_once(config, capsys):
-    """As in a config of nanoGPT."""
-    words = "unknown flag --backend (chosen from device); "
-    words += f"c.py:1: unknown key eval_iters ({ADVICE['eval_iters']}); "
-    words += "c.py:2: unknown key sead (did you mean seed?)"
-    assert refused(capsys, config("eval_iters = 40\nsead = 1\nseed = 3"), "--backend=nccl") == words
-    many = config("".join(f"key_{i} = 1\n" for i in range(15)))
-    assert refused(capsys, many).endswith(
-        "c.py:10: unknown key key_9 (--help lists them all); and 5 more"
+def test_all_unknown_names_and_lines_that_are_no_data_are_listed_at_once(config, capsys):
+    """In the order of files and lines. An unknown name needs no value that is data."""
+    text = "import os\n_help = os.sep\nsystem = os.name\nseed = _help\nsead = 1\nnorm = 'x'"
+    message = f"""6 changes are needed:
+  c.py:1: `import os`: not allowed; {ALLOWED}
+  c.py:2: `_help = os.sep`: not allowed; {ALLOWED}
+  c.py:3: unknown key system ({ADVICE["system"]})
+  c.py:5: unknown key sead (did you mean seed?)
+  unknown flag --sea d (did you mean --seed?)
+  unknown flag --zzz (--help lists them all)"""
+    argv = ("--sea\nd", config(text), "--seed=2", "--zzz")
+    assert refused(capsys, *argv, lines=7) == message
+    many = config("".join(f"key_{i} = 1\n" for i in range(45)))
+    assert refused(capsys, many, lines=42).endswith(
+        "c.py:40: unknown key key_39 (--help lists them all)\n  and 5 more"
     )
+
+
+def test_of_a_flag_that_is_given_twice_the_last_value_is_taken(config, capsys):
+    argv = "--bias=False", "--seed=1", config("seed = 4"), "--bias", "--seed=3"
+    values, _ = load(*argv)
+    assert (values["seed"], values["bias"]) == (3, True)
+    notes = "note: --bias is given twice: 'False', then 'True', which is taken\n"
+    notes += "note: --seed is given twice: '1', then '3', which is taken\n"
+    assert capsys.readouterr() == ("", notes)
 
 
 UNREADABLE = {
