@@ -1,22 +1,29 @@
-"""docs/use.md and docs/fine_tuning.md: their commands, in a copy of the tree with a small run in
-the quickstart's place."""
+"""Commands and Python of docs/{use,fine_tuning,python,from_nanogpt}.md, and of the tokenizer in
+docs/runs.md, in a copy of the tree with a small run in the quickstart's place."""
 
+import pickle
 import re
 import shutil
 import sys
 
+import numpy as np
 import pytest
+import torch
 
+from support.prepared import needs_gpt2
 from support.runs import ROOT
 from support.trees import call, copy_tree
 
 pytestmark = pytest.mark.house
-KINDS = ("bash", "bash network", "bash illustration", "python", "")
+KINDS = ("bash", "bash network", "bash illustration", "python", "python illustration", "")
+# of a step of a run that a page starts
+SHORT = " --max_iters=1 --batch_size=4 --eval_tokens=256 --compile=False --device=cpu"
 
 
-def blocks_of(page: str) -> list:
-    """[(kind, text)] of the blocks of docs/PAGE.md, all of which are known."""
+def blocks_of(page: str, start: str = "") -> list:
+    """[(kind, text)] of the blocks of docs/PAGE.md from a text on, all of which are known."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
+    text = text[text.index(start) :]
     found = re.findall(r"```([^\n]*)\n(.*?)```", text, re.DOTALL)
     assert text.count("```") == 2 * len(found) and {kind for kind, _ in found} <= set(KINDS)
     return found
@@ -83,6 +90,83 @@ def test_what_needs_a_network_says_so(line, tree):
     messages = [text for text in err.splitlines() if "error: " in text]
     assert messages and "Traceback" not in err, err
     assert any(word in messages[0] for word in ("network", "connect", "fetched")), err
+
+
+def test_from_python(tree):
+    program = "\n".join(block for kind, block in blocks_of("python") if kind == "python")
+    program = program.replace("dataset=pystdlib", "dataset=readme")
+    printed = call(tree, [sys.executable, "-c", program])
+    losses = re.findall(r"^[012] (\d\.\d+)$", printed, re.MULTILINE)
+    assert printed.count("import ") == 2 and len(losses) == 3
+    # at first that of a byte that is drawn evenly
+    assert float(losses[0]) == pytest.approx(np.log(257), abs=0.3)
+
+
+@pytest.mark.deep
+def test_a_tokenizer_of_ones_own(tree):
+    (_, program), (_, commands), *_ = blocks_of("runs", "**A tokenizer of your own.**")
+    call(tree, [sys.executable, "-c", program])
+    prepare, train = commands.splitlines()
+    prepared = call(tree, prepare)
+    assert "json tokenizer, vocabulary 2,048" in prepared and "no end of text" not in prepared
+    assert "done at step 1" in call(tree, train + SHORT)
+
+
+# ------------------------------------------------------------------------------------ from nanoGPT
+
+
+def make_nanogpt(folder, chars: str) -> None:
+    """A copy of nanoGPT with what its commands leave behind: characters and their meta.pkl, ids of
+    GPT-2, and a checkpoint of a model of the characters, as a compiled run saves it."""
+    rng = np.random.default_rng(0)
+    for dataset, n in (("shakespeare_char", len(chars)), ("openwebtext", 50257)):
+        data = folder / "data" / dataset
+        data.mkdir(parents=True)
+        for split in ("train", "val"):
+            rng.integers(n, size=2000).astype("<u2").tofile(data / f"{split}.bin")
+    stoi = {char: i for i, char in enumerate(chars)}
+    meta = dict(vocab_size=len(chars), itos=dict(enumerate(chars)), stoi=stoi)
+    (folder / "data" / "shakespeare_char" / "meta.pkl").write_bytes(pickle.dumps(meta))
+    model_args = dict(n_layer=1, n_head=2, n_embd=16, block_size=32, bias=False, dropout=0.0)
+    model_args |= dict(vocab_size=len(chars))
+    shapes = {"transformer.wte": (len(chars), 16), "transformer.wpe": (32, 16)}
+    shapes |= {"transformer.h.0.ln_1": (16,), "transformer.h.0.attn.c_attn": (48, 16)}
+    shapes |= {"transformer.h.0.attn.c_proj": (16, 16), "transformer.h.0.ln_2": (16,)}
+    shapes |= {"transformer.h.0.mlp.c_fc": (64, 16), "transformer.h.0.mlp.c_proj": (16, 64)}
+    shapes |= {"transformer.ln_f": (16,), "lm_head": (len(chars), 16)}
+    weights = {f"_orig_mod.{name}.weight": torch.randn(size) for name, size in shapes.items()}
+    weights["_orig_mod.lm_head.weight"] = weights["_orig_mod.transformer.wte.weight"]
+    config = dict(dataset="shakespeare_char", out_dir="out-shakespeare-char")
+    checkpoint = dict(model=weights, optimizer={}, model_args=model_args, config=config)
+    (folder / "out-shakespeare-char").mkdir()
+    torch.save(
+        checkpoint | dict(iter_num=7, best_val_loss=torch.tensor(1.5)),
+        folder / "out-shakespeare-char" / "ckpt.pt",
+    )
+
+
+@pytest.mark.deep
+@needs_gpt2
+def test_moving_in_from_nanogpt(tree):
+    """The config, tokens and checkpoint of the page, each by its command."""
+    make_nanogpt(tree.parent / "nanoGPT", "".join(map(chr, range(32, 97))))
+    blocks = blocks_of("from_nanogpt")
+    (ported,) = (block for kind, block in blocks if kind == "python")
+    (_, tokens, checkpoint) = (block for kind, block in blocks if kind == "bash")
+    owt, chars = tokens.splitlines()
+    assert "train 2,000 tokens, val 2,000 tokens; gpt2 tokenizer" in call(tree, owt)
+    assert "train 2,000 tokens, val 2,000 tokens; chars tokenizer" in call(tree, chars)
+    (tree / "config" / "ported.py").write_text(ported)
+    small = " --n_layer=1 --n_head=2 --n_embd=16 --block_size=32"
+    assert "done at step 1" in call(tree, f"python train.py config/ported.py {SHORT} {small}")
+    train, sample, evaluate, export = checkpoint.splitlines()
+    assert "done at step 1" in call(tree, train + SHORT)
+    assert call(tree, f"{sample} --max_new_tokens=8").count("ROMEO:") == 2
+    assert "bits_per_byte" in call(tree, evaluate)
+    assert "transformers computes the same" in call(tree, export)
+
+
+# -------------------------------------------------------------------------------------- fine-tuning
 
 
 def test_python_of_fine_tuning():

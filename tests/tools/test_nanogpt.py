@@ -69,7 +69,8 @@ def test_the_page_ports_nanogpts_first_config(tmp_path):
     an evaluation."""
     page = (ROOT / "docs" / "from_nanogpt.md").read_text(encoding="utf-8")
     file = tmp_path / "ported.py"
-    file.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    ported = page.split("```python\n")[1].split("```")[0]
+    file.write_text(ported.replace('base = "', f'base = "{ROOT}/config/'), encoding="utf-8")
     (model_config, config), given = configure(GPTConfig, TrainConfig, argv=[str(file)])
     sizes = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, bias=False)
     network = dict(norm="layernorm", norm_eps=1e-5, mlp="gelu_erf", pos="learned", tie_weights=True)
