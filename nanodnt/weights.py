@@ -159,7 +159,7 @@ def load_pretrained(source: str, block_size: int = 0) -> Trained:
     if meta is None:
         raise ValueError(f"{source} has no tokenizer.json, which is needed to read and write text")
     model = model_from_checkpoint({"model_config": vars(config), "model": weights})
-    return Trained(model, Tokenizer(meta), meta, source, step=0)
+    return Trained(model.eval(), Tokenizer(meta), meta, source, step=0)
 
 
 # ------------------------------------------------------------------------------------------ models
