@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from support import nanogpt
+from support.pages import load
 from support.prepared import needs_gpt2
 from support.runs import ROOT
 from support.trees import call, copy_tree
@@ -29,6 +30,7 @@ def blocks_of(page: str, start: str = "") -> list:
 
 
 USE, FINE_TUNING = blocks_of("use"), blocks_of("fine_tuning")
+FROM_NANOGPT = blocks_of("from_nanogpt")
 NETWORK = [
     line for kind, block in USE if kind == "bash network" for line in block.splitlines() if line
 ]
@@ -114,6 +116,17 @@ def test_a_tokenizer_of_ones_own(tree):
 # ------------------------------------------------------------------------------------ from nanoGPT
 
 
+def test_the_config_of_the_page_is_ours(tmp_path):
+    """But for two names."""
+    (text,) = (block for kind, block in FROM_NANOGPT if kind == "python")
+    file = tmp_path / "ported.py"
+    file.write_text(text.replace('base = "', f'base = "{ROOT}/config/'))
+    ported, ours = load(str(file)), load(str(ROOT / "config" / "nanogpt" / "shakespeare_char.py"))
+    assert ported[0] == ours[0]
+    differing = {name for name, value in vars(ported[1]).items() if value != vars(ours[1])[name]}
+    assert differing == {"out_dir", "wandb_project"}
+
+
 @pytest.mark.deep
 @needs_gpt2
 def test_moving_in_from_nanogpt(tree):
@@ -122,9 +135,8 @@ def test_moving_in_from_nanogpt(tree):
     nanogpt.write_tokens(theirs / "data" / "openwebtext", chars=None)
     model = nanogpt.train(nanogpt.write_tokens(theirs / "data" / "shakespeare_char"), steps=1)
     nanogpt.save(theirs / "out-shakespeare-char" / "ckpt.pt", model, "shakespeare_char")
-    blocks = blocks_of("from_nanogpt")
-    (ported,) = (block for kind, block in blocks if kind == "python")
-    (_, tokens, checkpoint) = (block for kind, block in blocks if kind == "bash")
+    (ported,) = (block for kind, block in FROM_NANOGPT if kind == "python")
+    (_, tokens, checkpoint) = (block for kind, block in FROM_NANOGPT if kind == "bash")
     owt, chars = tokens.splitlines()
     assert "train 4,000 tokens, val 500 tokens; gpt2 tokenizer" in call(tree, owt)
     assert "train 4,000 tokens, val 500 tokens; chars tokenizer" in call(tree, chars)
