@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from configurator import configure
 from model import GPT, GPTConfig
 from nanodnt.bench import nanogpt
 from nanodnt.settings import TrainConfig
+from support.runs import ROOT
 
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 
@@ -59,6 +61,38 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
         torch.testing.assert_close(
             p.grad, grad.T if name in turned else grad, rtol=1e-9, atol=1e-12
         )
+
+
+@pytest.mark.house
+def test_the_page_ports_nanogpts_first_config(tmp_path):
+    """config/train_shakespeare_char.py of nanoGPT: 64 rows of 256 tokens a step, 200 such batches
+    an evaluation."""
+    page = (ROOT / "docs" / "from_nanogpt.md").read_text(encoding="utf-8")
+    file = tmp_path / "ported.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    (model_config, config), given = configure(GPTConfig, TrainConfig, argv=[str(file)])
+    sizes = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, bias=False)
+    network = dict(norm="layernorm", norm_eps=1e-5, mlp="gelu_erf", pos="learned", tie_weights=True)
+    steps = dict(
+        batch_size=64,
+        eval_tokens=200 * 64 * 256,
+        eval_interval=250,
+        log_interval=10,
+        max_iters=5000,
+    )
+    rates = dict(
+        learning_rate=1e-3,
+        min_lr=1e-4,
+        warmup_iters=100,
+        lr_decay_iters=5000,
+        beta1=0.9,
+        beta2=0.99,
+    )
+    for part, wanted in (
+        (model_config, sizes | network),
+        (config, steps | rates | dict(grad_clip=1.0)),
+    ):
+        assert {name: getattr(part, name) for name in wanted} == wanted
 
 
 def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
