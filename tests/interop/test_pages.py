@@ -116,15 +116,41 @@ def test_a_tokenizer_of_ones_own(tree):
 # ------------------------------------------------------------------------------------ from nanoGPT
 
 
-def test_the_config_of_the_page_is_ours(tmp_path):
-    """But for two names."""
-    (text,) = (block for kind, block in FROM_NANOGPT if kind == "python")
+# nanoGPT's config/train_gpt2.py, without its comments
+TRAIN_GPT2 = """
+
+
+
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name='gpt2-124M'
+
+
+
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+
+
+max_iters = 600000
+lr_decay_iters = 600000
+
+
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+
+
+weight_decay = 1e-1
+"""
+
+
+def test_the_config_of_the_page_is_nanogpts(tmp_path):
+    (ported,) = (block for kind, block in FROM_NANOGPT if kind == "python")
     file = tmp_path / "ported.py"
-    file.write_text(text.replace('base = "', f'base = "{ROOT}/config/'))
-    ported, ours = load(str(file)), load(str(ROOT / "config" / "nanogpt" / "shakespeare_char.py"))
-    assert ported[0] == ours[0]
-    differing = {name for name, value in vars(ported[1]).items() if value != vars(ours[1])[name]}
-    assert differing == {"out_dir", "wandb_project"}
+    file.write_text(ported.replace('base = "', f'base = "{ROOT}/config/'))
+    theirs = "--eval_interval=1000", "--log_interval=10", "--wandb_log=True"
+    assert load(str(file)) == load(str(ROOT / "config" / "nanogpt" / "gpt2.py"), *theirs)
 
 
 @pytest.mark.deep
@@ -135,19 +161,23 @@ def test_moving_in_from_nanogpt(tree):
     nanogpt.write_tokens(theirs / "data" / "openwebtext", chars=None)
     model = nanogpt.train(nanogpt.write_tokens(theirs / "data" / "shakespeare_char"), steps=1)
     nanogpt.save(theirs / "out-shakespeare-char" / "ckpt.pt", model, "shakespeare_char")
-    (ported,) = (block for kind, block in FROM_NANOGPT if kind == "python")
-    (_, tokens, checkpoint) = (block for kind, block in FROM_NANOGPT if kind == "bash")
-    owt, chars = tokens.splitlines()
-    assert "train 4,000 tokens, val 500 tokens; gpt2 tokenizer" in call(tree, owt)
-    assert "train 4,000 tokens, val 500 tokens; chars tokenizer" in call(tree, chars)
-    (tree / "config" / "ported.py").write_text(ported)
-    small = " --n_layer=1 --n_head=2 --n_embd=16 --block_size=32"
-    assert "done at step 1" in call(tree, f"python train.py config/ported.py {SHORT} {small}")
+    (_, _), (_, shown), (_, ported), (_, tokens), (_, checkpoint), *_ = FROM_NANOGPT
+
+    config = tree / "config" / "train_gpt2.py"
+    config.write_text(TRAIN_GPT2)
+    command, *message = shown.removeprefix("$ ").splitlines()
+    assert call(tree, command, code=2).splitlines() == message
+    config.write_text(ported)
+    gpt2_ids, characters = tokens.splitlines()
+    assert "train 4,000 tokens, val 500 tokens; gpt2 tokenizer" in call(tree, gpt2_ids)
+    assert "train 4,000 tokens, val 500 tokens; chars tokenizer" in call(tree, characters)
+    small = SHORT + " --n_layer=1 --n_head=2 --n_embd=16 --block_size=32 --wandb_log=False"
+    assert "done at step 1" in call(tree, command + small)
+
     train, sample, evaluate, export = checkpoint.splitlines()
     assert "done at step 1" in call(tree, train + SHORT)
-    assert (
-        call(tree, sample.replace("ROMEO:", "romeo ") + " --max_new_tokens=8").count("romeo ") == 2
-    )
+    texts = call(tree, sample.replace("ROMEO:", "romeo ") + " --max_new_tokens=8")
+    assert texts.count("romeo ") == 2
     assert "bits_per_byte" in call(tree, evaluate)
     assert "transformers computes the same" in call(tree, export)
 
