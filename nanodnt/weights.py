@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def model_from_checkpoint(checkpoint: dict[str, Any], **overrides: Any) -> Transformer:
-    """The model of a checkpoint, with its weights, on the CPU. Overrides and errors as in
-    `empty_model_like`."""
+    """The model of a checkpoint, with its weights, on the CPU, in eval mode: `model.train()` before
+    training. Overrides and errors as in `empty_model_like`."""
     model = empty_model_like(checkpoint, **overrides).to_empty(device="cpu")
     load_weights(model, checkpoint["model"])
-    return model
+    return model.eval()
 
 
 def empty_model_like(checkpoint: dict[str, Any], **overrides: Any) -> Transformer:
@@ -103,7 +103,7 @@ def load_trained(out_dir: Path | str, checkpoint: str) -> Trained:
         )
     meta = content["meta"]
     return Trained(
-        model=model_from_checkpoint(content).eval(),
+        model=model_from_checkpoint(content),
         tokenizer=Tokenizer(meta),
         meta=meta,
         source=str(path),

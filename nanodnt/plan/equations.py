@@ -1,10 +1,14 @@
-"""The network as equations, in text, read from the modules that were built."""
+"""The network as equations, in text, read from the modules that were built. How a block joins its
+slots is compared with its own forward."""
 
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from itertools import groupby
 
+import torch
 import torch.nn as nn
+from torch import Tensor
 
 from layers.linear import Linear, SigmaReparam
 from layers.network import init_factor
@@ -232,6 +236,7 @@ def describe_network(model: Transformer) -> list[str]:
         simplify(f"logits = {logits}"),
         *describe_symbols(model),
         *describe_hidden(model),
+        describe_code(model),
         describe_init(model),
     ]
 
@@ -282,6 +287,51 @@ def describe_hidden(model: Transformer) -> list[str]:
     if not hidden:
         return []
     return [f"not in these equations (nanodnt/plan/equations.py): {', '.join(hidden)}"]
+
+
+def describe_code(model: Transformer) -> str:
+    """A line on how far these are the equations of the code."""
+    if all(joins_slots_as_written(block, model.config.n_embd) for block in model.blocks):
+        return (
+            "compared with the code: the lines x ← … of the blocks. All other lines are read from "
+            "the modules, and do not show a change in a forward"
+        )
+    return (
+        "NOT THE EQUATIONS OF THIS CODE: the forward of Block or Residual was changed, and "
+        "computes something else than the lines x ← …"
+    )
+
+
+@torch.no_grad()
+def joins_slots_as_written(block: nn.Module, n_embd: int) -> bool:
+    """Whether x ← post( skip(x) + mid( f( pre(x) ) ) ), first for attention, then for the FFN, is
+    what `block` computes: for random x and parameters, with a sine for both f."""
+    block = deepcopy(block)
+    residuals = block.attn, block.mlp
+    for residual in residuals:
+        del residual.f
+        residual.f = sine
+    block.to_empty(device="cpu").eval()
+    draws = torch.Generator().manual_seed(0)
+    for p in block.parameters():
+        p.normal_(generator=draws)
+    x = torch.randn(2, 3, n_embd, generator=draws)
+    y = x
+    for residual in residuals:
+        u = residual.pre(y)
+        change = residual.mid(sine(u, residual.pre.factor_for_weight()))
+        y = residual.post(residual.skip(y) + change)
+    try:
+        return torch.allclose(block(x), y, atol=1e-4)
+    except Exception:  # a forward with other arguments, or another kind of result
+        return False
+
+
+def sine(u: Tensor, in_scale: Tensor | None = None, *_: Tensor) -> Tensor:
+    """A function in place of attention or the FFN, with their arguments."""
+    if in_scale is not None:
+        u = u * in_scale
+    return u.sin()
 
 
 def describe_init(model: Transformer) -> str:

@@ -76,7 +76,7 @@ class CheckpointedRun:
 
     def load(self, path: Path) -> Snapshot:
         checkpoint = load_checkpoint(path)
-        model = model_from_checkpoint(checkpoint).eval().to(self.device)
+        model = model_from_checkpoint(checkpoint).to(self.device)
         return Snapshot(model, checkpoint["step"])
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:

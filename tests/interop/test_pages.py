@@ -1,28 +1,36 @@
-"""docs/use.md and docs/fine_tuning.md: their commands, in a copy of the tree with a small run in
-the quickstart's place."""
+"""Commands and Python of docs/{use,fine_tuning,python,from_nanogpt}.md, and of the tokenizer in
+docs/runs.md, in a copy of the tree with a small run in the quickstart's place."""
 
 import re
 import shutil
 import sys
 
+import numpy as np
 import pytest
 
+from support import nanogpt
+from support.pages import load
+from support.prepared import needs_gpt2
 from support.runs import ROOT
 from support.trees import call, copy_tree
 
 pytestmark = pytest.mark.house
-KINDS = ("bash", "bash network", "bash illustration", "python", "")
+KINDS = ("bash", "bash network", "bash illustration", "python", "python illustration", "")
+# of a step of a run that a page starts
+SHORT = " --max_iters=1 --batch_size=4 --eval_tokens=256 --compile=False --device=cpu"
 
 
-def blocks_of(page: str) -> list:
-    """[(kind, text)] of the blocks of docs/PAGE.md, all of which are known."""
+def blocks_of(page: str, start: str = "") -> list:
+    """[(kind, text)] of the blocks of docs/PAGE.md from a text on, all of which are known."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
+    text = text[text.index(start) :]
     found = re.findall(r"```([^\n]*)\n(.*?)```", text, re.DOTALL)
     assert text.count("```") == 2 * len(found) and {kind for kind, _ in found} <= set(KINDS)
     return found
 
 
 USE, FINE_TUNING = blocks_of("use"), blocks_of("fine_tuning")
+FROM_NANOGPT = blocks_of("from_nanogpt")
 NETWORK = [
     line for kind, block in USE if kind == "bash network" for line in block.splitlines() if line
 ]
@@ -83,6 +91,98 @@ def test_what_needs_a_network_says_so(line, tree):
     messages = [text for text in err.splitlines() if "error: " in text]
     assert messages and "Traceback" not in err, err
     assert any(word in messages[0] for word in ("network", "connect", "fetched")), err
+
+
+def test_from_python(tree):
+    program = "\n".join(block for kind, block in blocks_of("python") if kind == "python")
+    program = program.replace("dataset=pystdlib", "dataset=readme")
+    printed = call(tree, [sys.executable, "-c", program])
+    losses = re.findall(r"^[012] (\d\.\d+)$", printed, re.MULTILINE)
+    assert printed.count("import ") == 2 and len(losses) == 3
+    # at first that of a byte that is drawn evenly
+    assert float(losses[0]) == pytest.approx(np.log(257), abs=0.3)
+
+
+@pytest.mark.deep
+def test_a_tokenizer_of_ones_own(tree):
+    (_, program), (_, commands), *_ = blocks_of("runs", "**A tokenizer of your own.**")
+    call(tree, [sys.executable, "-c", program])
+    prepare, train = commands.splitlines()
+    prepared = call(tree, prepare)
+    assert "json tokenizer, vocabulary 2,048" in prepared and "no end of text" not in prepared
+    assert "done at step 1" in call(tree, train + SHORT)
+
+
+# ------------------------------------------------------------------------------------ from nanoGPT
+
+
+# nanoGPT's config/train_gpt2.py, without its comments
+TRAIN_GPT2 = """
+
+
+
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name='gpt2-124M'
+
+
+
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+
+
+max_iters = 600000
+lr_decay_iters = 600000
+
+
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+
+
+weight_decay = 1e-1
+"""
+
+
+def test_the_config_of_the_page_is_nanogpts(tmp_path):
+    (ported,) = (block for kind, block in FROM_NANOGPT if kind == "python")
+    file = tmp_path / "ported.py"
+    file.write_text(ported.replace('base = "', f'base = "{ROOT}/config/'))
+    theirs = "--eval_interval=1000", "--log_interval=10", "--wandb_log=True"
+    assert load(str(file)) == load(str(ROOT / "config" / "nanogpt" / "gpt2.py"), *theirs)
+
+
+@pytest.mark.deep
+@needs_gpt2
+def test_moving_in_from_nanogpt(tree):
+    """The config, tokens and checkpoint of the page, each by its command."""
+    theirs = tree.parent / "nanoGPT"
+    nanogpt.write_tokens(theirs / "data" / "openwebtext", chars=None)
+    model = nanogpt.train(nanogpt.write_tokens(theirs / "data" / "shakespeare_char"), steps=1)
+    nanogpt.save(theirs / "out-shakespeare-char" / "ckpt.pt", model, "shakespeare_char")
+    (_, _), (_, shown), (_, ported), (_, tokens), (_, checkpoint), *_ = FROM_NANOGPT
+
+    config = tree / "config" / "train_gpt2.py"
+    config.write_text(TRAIN_GPT2)
+    command = "python train.py config/train_gpt2.py"
+    assert call(tree, command, code=2) == shown
+    config.write_text(ported)
+    gpt2_ids, characters = tokens.splitlines()
+    assert "train 4,000 tokens, val 500 tokens; gpt2 tokenizer" in call(tree, gpt2_ids)
+    assert "train 4,000 tokens, val 500 tokens; chars tokenizer" in call(tree, characters)
+    small = SHORT + " --n_layer=1 --n_head=2 --n_embd=16 --block_size=32 --wandb_log=False"
+    assert "done at step 1" in call(tree, command + small)
+
+    train, sample, evaluate, export = checkpoint.splitlines()
+    assert "done at step 1" in call(tree, train + SHORT)
+    texts = call(tree, sample.replace("ROMEO:", "romeo ") + " --max_new_tokens=8")
+    assert texts.count("romeo ") == 2
+    assert "bits_per_byte" in call(tree, evaluate)
+    assert "transformers computes the same" in call(tree, export)
+
+
+# -------------------------------------------------------------------------------------- fine-tuning
 
 
 def test_python_of_fine_tuning():

@@ -7,7 +7,7 @@ import pytest
 
 import model
 from layers.slot import Slot
-from model import GPT, Attention, GPTConfig
+from model import GPT, Attention, Block, GPTConfig, Residual
 from nanodnt.optim import OPTIMIZERS
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.equations import describe_network
@@ -176,7 +176,9 @@ def test_every_parameter_is_in_an_equation_or_named(monkeypatch):
     layouts = [flags for flags, _ in ALL.values()]
     layouts += [dict(n_expert=4, n_expert_shared=1, balance="bias", bias=True, mlp="swiglu")]
     for flags in layouts:
-        assert not [line for line in lines(**flags) if line.startswith("not in")], flags
+        printed = lines(**flags)
+        assert not [line for line in printed if line.startswith(("not in", "NOT THE"))], flags
+        assert any(line.startswith("compared with the code: the lines x ←") for line in printed)
 
     class WithScalar(Attention):
         def __init__(self, config, layer):
@@ -186,6 +188,22 @@ def test_every_parameter_is_in_an_equation_or_named(monkeypatch):
     monkeypatch.setattr(model, "Attention", WithScalar)
     (line,) = [line for line in lines() if line.startswith("not in")]
     assert line.endswith("equations.py): blocks.*.attn.f.temperature.gain")
+
+
+CHANGED = {  # a forward of the fork, by its class
+    "a gated residual": (Residual, lambda self, x, *args: self.skip(x) + x.sigmoid() * self.pre(x)),
+    "parallel": (Block, lambda self, x, *args: self.attn(x) + self.mlp(x) - x),
+    "a pair": (Block, lambda self, x, *args: (self.mlp(self.attn(x)), x)),
+    "the embedding too": (Block, lambda self, x, x0, *args: self.mlp(self.attn(x + x0))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_forward_is_noticed(name, monkeypatch):
+    cls, forward = CHANGED[name]
+    monkeypatch.setattr(cls, "forward", forward)
+    (line,) = [line for line in lines() if "code" in line.lower()]
+    assert line.startswith("NOT THE EQUATIONS OF THIS CODE")
 
 
 def test_a_mixture_of_experts(run):
