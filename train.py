@@ -39,6 +39,7 @@ from nanodnt.optim import (
     state_bytes,
 )
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
+from nanodnt.run.console import Activity
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Split, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -49,6 +50,7 @@ from nanodnt.run.metrics import (
     end_line,
     finite,
     progress_line,
+    short_line,
     validation_line,
 )
 from nanodnt.settings import TrainConfig
@@ -61,6 +63,7 @@ from nanodnt.start import (
     read_progress,
     restore_optimizer,
     split_run,
+    time_notes,
 )
 from nanodnt.tasks import Task, open_data, task_of_data
 
@@ -98,11 +101,13 @@ def set_up(
     """Data, model, optimizer and progress of a run, new or resumed. `spike`: what the run is to be
     rolled back for."""
     # 1. the dataset
-    meta = load_meta(config.dataset, verify=env.is_main)
-    env.check_same({"contents of the dataset": meta})
+    with env.doing("reading the dataset"):
+        meta = load_meta(config.dataset, verify=env.is_main)
+        env.check_same({"contents of the dataset": meta})
 
     # 2. the network without storage, its weights if there are any, and the data that it reads
-    start = find_start(config, model_config, meta, env)
+    with env.doing("reading weights"):
+        start = find_start(config, model_config, meta, env)
     model = start.model
     data = open_data(config, model.config, meta)
 
@@ -121,6 +126,8 @@ def set_up(
 
     # 4. how the run is split over the devices, and the model on them
     split = split_run(model, config, env)
+    for note in time_notes(model, config, state.step, env):
+        env.note(f"note: {note}")
     placed = place(start, data, split, config, env)
     env.barrier()  # now that all have read the checkpoint, rank 0 may replace it
     return Run(
@@ -204,6 +211,7 @@ class Records:
     """What a run measures, and where it writes that."""
 
     meter: Meter
+    progress: Activity  # the steps, as the console shows them
     saver: Saver  # of checkpoints
     directory: RunDirectory | None  # None but on rank 0
     tracker: "Tracker | None"  # None if track_interval=0
@@ -216,7 +224,7 @@ class Records:
                 self.directory.write(row)
 
 
-def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
+def open_records(run: Run, progress: Activity, clock: Clock, seen: dict[str, tuple]) -> Records:
     """Open what watches a run and writes its files. `seen`: the fingerprint of the run directory
     before this start read it, by which a second run in the same directory is noticed."""
     config, env, state, model = run.config, run.env, run.state, run.trainer.model
@@ -231,7 +239,7 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
 
         watcher = Watcher(model, run.data.meta, config.sample_start)
         for remark in watcher.tokenizer.remarks(config.sample_start):
-            env.print(f"note: sample_start: {remark}")
+            env.note(f"note: sample_start: {remark}")
 
     saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
@@ -261,7 +269,7 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
     counts = {"tokens_per_s": step_tokens, **run.task.step_counts(config.batch_size)}
     step_flops = step_tokens * model.flops_per_token()
     meter = Meter(state.skipped, counts, step_flops, config.peak_flops, env, clock)
-    return Records(meter, saver, directory, tracker, watcher)
+    return Records(meter, progress, saver, directory, tracker, watcher)
 
 
 # -------------------------------------------------------------------------------------- what is due
@@ -363,6 +371,7 @@ def train(run: Run, records: Records) -> int:
         result = training_step(trainer, batch.tensors, batch.targets_per_rank)
         state.advance(config.batch_size, step_tokens)
         meter.count(result.found_inf)
+        records.progress.done = state.step
 
         # 2. what is due after it
         due = what_is_due(config, state)
@@ -373,7 +382,8 @@ def train(run: Run, records: Records) -> int:
         if due.log:
             reading = meter.read(result.loss, result.grad_norm, rates, state.step)
             row.update(reading.row)
-            env.print(progress_line(row, config.max_iters, reading.step_s))
+            env.print(progress_line(reading, state.step, config.max_iters))
+            records.progress.remark = short_line(reading, state.step, config.max_iters)
             failure = find_failure(
                 row["train_loss"], reading.longest_streak, state, trainer.model, config, env
             )
@@ -518,9 +528,11 @@ def run_once(
     """Set up, then train or only evaluate; the exit code."""
     stop.allow_end_at_once()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
-    run = set_up(config, model_config, env, stop, spike)
+    with env.doing("setting up"):
+        run = set_up(config, model_config, env, stop, spike)
     if not config.eval_only:
-        return train(run, open_records(run, clock, seen))
+        with env.doing("training, step", config.max_iters) as progress:
+            return train(run, open_records(run, progress, clock, seen))
     scores = evaluate_run(run)
     if scores:
         env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
@@ -531,6 +543,9 @@ def run_once(
 def main() -> int:
     (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
     clock = Clock()
+    if not given:
+        fix = "name a config, as in train.py config/quickstart.py; train.py --help lists the flags"
+        raise ValueError(f"nothing is set: {fix}")
     with Stop() as stop, environment(config.device, config.dtype, config.timeout_s) as env:
         config.check()  # in here, so that torchrun stops the other processes at once
         fill_defaults(config)
@@ -538,8 +553,11 @@ def main() -> int:
         # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
         env.print(describe(model_config, config, given=given))
+        if "dataset" not in given:
+            data = f"{config.dataset}, Python's own sources as bytes"
+            env.note(f"note: dataset is not set, so this run trains on {data}: --dataset=NAME")
         for note in rate_notes(config, given) + setting_notes(config):
-            env.print(f"note: {note}")
+            env.note(f"note: {note}")
         spike = None
         while True:
             try:
