@@ -382,8 +382,8 @@ def train(run: Run, records: Records) -> int:
         if due.log:
             reading = meter.read(result.loss, result.grad_norm, rates, state.step)
             row.update(reading.row)
-            env.print(progress_line(reading, state.step, config.max_iters))
             records.progress.remark = short_line(reading, state.step, config.max_iters)
+            env.print(progress_line(reading, state.step, config.max_iters))
             failure = find_failure(
                 row["train_loss"], reading.longest_streak, state, trainer.model, config, env
             )

@@ -452,17 +452,17 @@ def time_notes(model: Transformer, config: TrainConfig, step: int, env: Env) -> 
     if config.eval_only:
         steps = 0
     flops = steps * config.batch_size * model.config.block_size * model.flops_per_token()
-    speed, reason = training_flops(env.device, env.dtype, config.peak_flops)
-    days = flops / (env.world_size * speed) / 86400
+    speed = training_flops(env.device, env.dtype, config.peak_flops) * env.world_size
+    days = flops / speed / 86400
     if days <= LONG_DAYS:
         return []
     time = count(round(days), "day")
     if days > 365:
         time = count(round(days / 365), "year")
-    device = f"about {time} on this GPU"
-    advice = "use more or faster GPUs, or train less"
-    if env.device.type == "cpu":  # which training uses less well than one product
-        device = f"at least {time} on this CPU"
+    device = "GPU"
+    advice = "use more GPUs, or fewer max_iters"
+    if env.device.type == "cpu":
+        device = "CPU"
         advice = "use a GPU, or config/quickstart.py, which takes minutes on a CPU"
-    work = f"{count(steps, 'step')} of {flops / steps:.2g} FLOPs at {speed:.2g} FLOP/s"
-    return [f"this run takes {device} ({work}, {reason}): {advice}"]
+    work = f"{flops:.2g} FLOPs at an assumed {speed:.2g} FLOP/s"
+    return [f"this run takes about {time} on this {device} ({work}): {advice}"]

@@ -111,9 +111,8 @@ class Console:
             from tqdm import tqdm  # few runs have a terminal
 
             layout = f"{activity.label} |{{bar}}| {activity.remark or activity.elapsed}"
-            ascii_only = "utf" not in sys.stdout.encoding.lower()
             text = tqdm.format_meter(
-                activity.done, activity.total, 0, width, ascii=ascii_only, bar_format=layout
+                activity.done, activity.total, 0, width, ascii=" =", bar_format=layout
             )
         self._write(f"{CLEAR}{text}")
         self.is_drawn = True

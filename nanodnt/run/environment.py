@@ -270,10 +270,12 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         distributed = False  # other processes may be gone: destroying the group would wait for them
         raise
     finally:
-        for close in env.closing:
-            close()
-        env.print_notes()
-        env.console.close()
+        try:
+            for close in env.closing:
+                close()
+        finally:
+            env.print_notes()
+            env.console.close()
         if distributed and dist.is_initialized():
             dist.destroy_process_group()
 

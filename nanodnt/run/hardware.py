@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import sys
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -72,7 +71,6 @@ ASSUMED_MFU = 0.4
 
 # FLOP/s that one CPU core reaches in eager training, about
 EAGER_FLOPS_PER_CORE = 75e9
-MEASURED_S = 0.05  # seconds in which the products of a CPU are timed
 
 
 class Choice(NamedTuple):
@@ -97,29 +95,12 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
     return None
 
 
-def training_flops(device: torch.device, dtype: torch.dtype, peak: float = 0.0) -> Choice:
-    """FLOP/s at which one device trains, about, and where they are from; infinity = unknown.
-    `peak`: of the device; 0 = by its name, and on a CPU what a matrix product reaches."""
-    if device.type == "cpu" and not peak:
-        return Choice(product_flops(dtype), "as in one matrix product")
-    known = peak_flops(device, dtype, peak)
-    if known is None:
-        return Choice(math.inf, "unknown")
-    return Choice(ASSUMED_MFU * known, f"{ASSUMED_MFU:.0%} of its peak")
-
-
-def product_flops(dtype: torch.dtype) -> float:
-    """FLOP/s of a matrix product on this process's CPU: the best of those that fit in MEASURED_S.
-    It draws no random numbers."""
-    n = 1024
-    matrix = torch.ones(n, n, dtype=dtype)
-    fastest_s = math.inf
-    began = time.perf_counter()
-    while time.perf_counter() - began < MEASURED_S:
-        start = time.perf_counter()
-        torch.mm(matrix, matrix)
-        fastest_s = min(fastest_s, time.perf_counter() - start)
-    return 2 * n**3 / fastest_s
+def training_flops(device: torch.device, dtype: torch.dtype, peak: float = 0.0) -> float:
+    """FLOP/s at which one device trains, assumed; infinity if its peak is unknown. `peak`: as the
+    override of `peak_flops`."""
+    if device.type == "cpu":
+        return EAGER_FLOPS_PER_CORE * torch.get_num_threads()
+    return ASSUMED_MFU * (peak_flops(device, dtype, peak) or math.inf)
 
 
 def unusable_gpu() -> str:

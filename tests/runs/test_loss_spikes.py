@@ -102,7 +102,7 @@ def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(dataset, tmp_
     err = capsys.readouterr().err
     assert (
         err.startswith("error: the loss spiked to ")
-        and "after 1 roll-backs" in err
+        and "after 1 roll-back:" in err
         and err.count("\n") == 1
     )
     last = load(tmp_path / "last.pt")
