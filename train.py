@@ -211,7 +211,6 @@ class Records:
     """What a run measures, and where it writes that."""
 
     meter: Meter
-    progress: Activity  # the steps, as the console shows them
     saver: Saver  # of checkpoints
     directory: RunDirectory | None  # None but on rank 0
     tracker: "Tracker | None"  # None if track_interval=0
@@ -224,7 +223,7 @@ class Records:
                 self.directory.write(row)
 
 
-def open_records(run: Run, progress: Activity, clock: Clock, seen: dict[str, tuple]) -> Records:
+def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
     """Open what watches a run and writes its files. `seen`: the fingerprint of the run directory
     before this start read it, by which a second run in the same directory is noticed."""
     config, env, state, model = run.config, run.env, run.state, run.trainer.model
@@ -244,7 +243,7 @@ def open_records(run: Run, progress: Activity, clock: Clock, seen: dict[str, tup
     saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
     saver = Saver(Path(config.out_dir), env, sharded)
-    env.closing.append(saver.close)  # which waits for the last write
+    env.closing.callback(saver.close)  # which waits for the last write
 
     directory = None
     if env.is_main:
@@ -269,7 +268,7 @@ def open_records(run: Run, progress: Activity, clock: Clock, seen: dict[str, tup
     counts = {"tokens_per_s": step_tokens, **run.task.step_counts(config.batch_size)}
     step_flops = step_tokens * model.flops_per_token()
     meter = Meter(state.skipped, counts, step_flops, config.peak_flops, env, clock)
-    return Records(meter, progress, saver, directory, tracker, watcher)
+    return Records(meter, saver, directory, tracker, watcher)
 
 
 # -------------------------------------------------------------------------------------- what is due
@@ -346,15 +345,14 @@ def read_batches_ahead(
     return next_batch
 
 
-def train(run: Run, records: Records) -> int:
-    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
-    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go
-    on."""
+def train(run: Run, records: Records, progress: Activity) -> None:
+    """The loop. Every rank runs this and calls the same collectives. `progress`: its steps, as the
+    console shows them. RollBack: the loss spiked, set up again from the last checkpoint.
+    ValueError: the run cannot go on."""
     config, env, state, trainer = run.config, run.env, run.state, run.trainer
     meter = records.meter
     next_batch = read_batches_ahead(run.data, state, config.batch_size, env)
     step_tokens = config.batch_size * run.data.block_size
-    first_step = state.step
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
     meter.start(state.step)
@@ -371,7 +369,7 @@ def train(run: Run, records: Records) -> int:
         result = training_step(trainer, batch.tensors, batch.targets_per_rank)
         state.advance(config.batch_size, step_tokens)
         meter.count(result.found_inf)
-        records.progress.done = state.step
+        progress.done = state.step
 
         # 2. what is due after it
         due = what_is_due(config, state)
@@ -382,7 +380,7 @@ def train(run: Run, records: Records) -> int:
         if due.log:
             reading = meter.read(result.loss, result.grad_norm, rates, state.step)
             row.update(reading.row)
-            records.progress.remark = short_line(reading, state.step, config.max_iters)
+            progress.remark = short_line(reading, state.step, config.max_iters)
             env.print(progress_line(reading, state.step, config.max_iters))
             failure = find_failure(
                 row["train_loss"], reading.longest_streak, state, trainer.model, config, env
@@ -404,8 +402,6 @@ def train(run: Run, records: Records) -> int:
         if due.save or stopping:
             with meter.paused("saving_s"):
                 save(run, records, is_best)
-
-    return finish(run, records, has_trained=state.step > first_step)
 
 
 def catch_up(run: Run, records: Records) -> None:
@@ -483,7 +479,8 @@ def save(run: Run, records: Records, is_best: bool) -> None:
 def finish(run: Run, records: Records, has_trained: bool) -> int:
     """Wait for the last checkpoint and complete the run directory. Returns the exit code."""
     gc.unfreeze()
-    records.saver.finish()
+    with run.env.doing("saving"):
+        records.saver.finish()
     reason = "stopped" if run.stop.stopped else why_over(run.config, run.state)
     end = records.meter.end(reason, run.state)
     if records.directory:
@@ -530,13 +527,19 @@ def run_once(
     seen = fingerprint(config.out_dir)
     with env.doing("setting up"):
         run = set_up(config, model_config, env, stop, spike)
-    if not config.eval_only:
-        with env.doing("training, step", config.max_iters) as progress:
-            return train(run, open_records(run, progress, clock, seen))
-    scores = evaluate_run(run)
-    if scores:
-        env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
-    return stop.exit_code()
+    if config.eval_only:
+        scores = evaluate_run(run)
+        if scores:
+            env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
+        return stop.exit_code()
+    with env.doing("opening the run directory"):
+        records = open_records(run, clock, seen)
+    env.console.print_notes()
+    first_step = run.state.step
+    with env.doing("training, step", config.max_iters) as progress:
+        progress.done = first_step
+        train(run, records, progress)
+    return finish(run, records, has_trained=run.state.step > first_step)
 
 
 @reports_errors

@@ -364,7 +364,7 @@ def compile_if_worthwhile(
     kernel = attention_backend(model.config, env, config.doc_mask)
     if not compiled:
         env.print(f"compile False ({reason}), attention {kernel}")
-        env.print_notes()
+        env.console.print_notes()
         return model
 
     from nanodnt.run.compilation import can_use_flex, compile_model
@@ -375,7 +375,7 @@ def compile_if_worthwhile(
     env.print(f"compile True ({reason}), attention {kernel}")
     if env.device.type == "cuda":
         env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype).reason}")
-    env.print_notes()
+    env.console.print_notes()
     rows = data.validation(eval_tokens=1)
     example = env.put(*env.pin(*data.val_batch(rows, micro)))
     with env.doing("compiling"):

@@ -6,8 +6,8 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -48,8 +48,8 @@ class Env:
     # gloo group for messages between hosts, which do not wait for a GPU
     control: "dist.ProcessGroup | None" = None
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
-    # functions that are called before the process group is destroyed
-    closing: list[Callable[[], None]] = field(default_factory=list)
+    # functions that are called before the process group is destroyed, the last one first
+    closing: ExitStack = field(default_factory=ExitStack)
     asked: Asked | None = None  # the question of the last call of `any_rank_before`
     console: Console = field(default_factory=Console)
 
@@ -63,13 +63,10 @@ class Env:
             self.console.print(" ".join(map(str, values)))
 
     def note(self, line: str) -> None:
-        """Print this line on rank 0 with the next `print_notes`, or at the end of the process."""
+        """Print this line on rank 0 later: last before compiling, before the first step, or at the
+        end of the process."""
         if self.is_main:
             self.console.notes.append(line)
-
-    def print_notes(self) -> None:
-        """Print all notes, so that they stand last before what takes long."""
-        self.console.print_notes()
 
     def doing(self, name: str, total: int = 0) -> AbstractContextManager[Activity]:
         """Context of work that takes time; the console shows it. `total`: number of its parts."""
@@ -254,6 +251,8 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         keep_freed_memory()
     if env.is_main:
         env.console.start()
+        env.closing.callback(env.console.close)
+        env.closing.callback(env.console.print_notes)
     try:
         if distributed:
             with env.doing("waiting for the other processes"):
@@ -270,12 +269,7 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         distributed = False  # other processes may be gone: destroying the group would wait for them
         raise
     finally:
-        try:
-            for close in env.closing:
-                close()
-        finally:
-            env.print_notes()
-            env.console.close()
+        env.closing.close()
         if distributed and dist.is_initialized():
             dist.destroy_process_group()
 
