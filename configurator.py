@@ -227,6 +227,8 @@ def describe(*instances: Any, given: dict[str, Given]) -> str:
             source = CHOSEN
         else:
             continue
+        if isinstance(value, float):
+            value = f"{value:.10g}"  # 6e-05, and not 5.9999999999999995e-05
         settings.setdefault(source, []).append(f"{name}={_show(value)}")
     lines = []
     for source in sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE)):
