@@ -42,8 +42,8 @@ class Activity:
 
 
 class Console:
-    """The standard output of a process. A thread, from `start` to `close`, shows the present
-    activity; it computes nothing."""
+    """The standard output of a process. A thread, from `start` until `closed` is set, shows the
+    present activity; it computes nothing."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # held by the one that writes
@@ -56,12 +56,6 @@ class Console:
     def start(self) -> None:
         """Show activities from now on."""
         threading.Thread(target=self._watch, daemon=True).start()
-
-    def close(self) -> None:
-        """Show no more activities; lines can still be printed."""
-        self.closed.set()
-        with self.lock:
-            self._hide()
 
     def print(self, line: str) -> None:
         """Print a line, in a terminal above the activity."""
@@ -88,13 +82,14 @@ class Console:
         finally:
             with self.lock:
                 self.activities.pop()
-                if not self.activities:
-                    self._hide()
+                if self.is_drawn and not self.activities:
+                    self._write(CLEAR)
+                    self.is_drawn = False
 
     def _watch(self) -> None:
         while not self.closed.wait(TICK_S):
             with self.lock:
-                if self.activities and not self.closed.is_set():
+                if self.activities:
                     self._show(self.activities[-1])
 
     def _show(self, activity: Activity) -> None:
@@ -116,11 +111,6 @@ class Console:
             )
         self._write(f"{CLEAR}{text}")
         self.is_drawn = True
-
-    def _hide(self) -> None:
-        if self.is_drawn:
-            self._write(CLEAR)
-        self.is_drawn = False
 
     def _write(self, text: str) -> None:
         """Write in one piece, even if stdout is unbuffered. If stdout is closed (the terminal is

@@ -251,7 +251,7 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         keep_freed_memory()
     if env.is_main:
         env.console.start()
-        env.closing.callback(env.console.close)
+        env.closing.callback(env.console.closed.set)
         env.closing.callback(env.console.print_notes)
     try:
         if distributed:

@@ -199,7 +199,7 @@ def test_a_terminal_that_is_gone_ends_nothing(eager, monkeypatch):
     with shown.doing("compiling"):
         wait_until(lambda: sys.stdout.name == os.devnull)
     shown.print("compiled")
-    shown.close()
+    shown.closed.set()
     sys.stdout.close()
 
 
