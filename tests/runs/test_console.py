@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,6 @@ import torch
 import train
 from nanodnt.run import console
 from nanodnt.run.console import CLEAR, Console
-from nanodnt.run.environment import Env
 from nanodnt.run.metrics import Clock, Meter, progress_line
 from nanodnt.settings import TrainConfig
 from nanodnt.start import time_notes
@@ -39,18 +39,15 @@ def eager(monkeypatch):
 
 
 @contextmanager
-def terminal() -> Iterator[list[str]]:
-    """Inside, stdout is a real one. Afterwards the list holds what was written to it."""
+def terminal() -> Iterator[list[bytes]]:
+    """Inside, stdout is a real one. The list gets what is written to it."""
     master, slave = pty.openpty()
     written = []
 
     def read() -> None:
-        chunks = []
-        try:
+        with suppress(OSError):  # as soon as the other end is closed
             while chunk := os.read(master, 4096):
-                chunks.append(chunk)
-        except OSError:  # as soon as the other end is closed
-            written.append(b"".join(chunks).decode().replace("\r\n", "\n"))
+                written.append(chunk)
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -62,17 +59,14 @@ def terminal() -> Iterator[list[str]]:
     os.close(master)
 
 
+def text_of(written: list[bytes]) -> str:
+    return b"".join(written).decode().replace("\r\n", "\n")
+
+
 def shapes(text: str) -> list[str]:
     """The lines that a terminal shows in the end, without numbers."""
     lines = [line.rpartition(CLEAR)[2] for line in text.split("\n")]
     return [re.sub(r"[-+\d.,:]+(e[-+]\d+)?", "#", line) for line in lines]
-
-
-def wait_until(is_true) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # ------------------------------------------------------------------------------------ before a step
@@ -81,22 +75,17 @@ def wait_until(is_true) -> None:
 def test_a_start_is_short_and_its_notes_come_last(dataset, tmp_path, capsys, monkeypatch):
     """Of the 40 lines before the first step, test_configs.py counts those of settings and groups.
     Notes stand before a compilation, which may take minutes."""
-    flags = dict(dataset=dataset, max_iters=3, decay_scalars=True)  # two notes
     monkeypatch.setattr(
         "nanodnt.run.compilation.compile_model", lambda model, *_: print("compiling") or model
     )
-    assert run(out_dir=tmp_path / "a", **flags, compile=True) == 0
-    assert run(out_dir=tmp_path / "b", **flags | dict(max_iters=1)) == 0
-    first, second = capsys.readouterr().out.split("\ndone", 1)
-    for text, last in ((first, ["compiling", "step #"]), (second, ["step #"])):
-        lines = shapes(text[text.index("device cpu") :].partition("\nstep 1/")[0])
-        n_settings = lines.index("parallel none (auto)# # process") - 1
-        n_groups = len([line for line in lines if line.startswith("  ") and "adamw" in line]) + 1
-        assert n_settings + n_groups > 8 and len(lines) - n_settings - n_groups <= 9, lines
-        kinds = [
-            re.match(r"note|compile |compiling|step #", line) for line in lines[-3 - len(last) :]
-        ]
-        assert [kind and kind[0] for kind in kinds] == ["compile ", "note", "note", *last], lines
+    two_notes = dict(max_iters=3, decay_scalars=True)
+    assert run(out_dir=tmp_path, dataset=dataset, compile=True, **two_notes) == 0
+    lines = shapes(capsys.readouterr().out.partition("\nstep 1/")[0])
+    words = [line.split()[0] for line in lines]
+    assert words[-5:] == ["compile", "note#", "note#", "compiling", "step"]
+    n_settings = words.index("parallel") - 1
+    n_groups = sum("adamw" in line for line in lines) + 1
+    assert len(lines) - n_settings - n_groups <= 9, lines
 
 
 def test_nothing_given_is_refused(capsys):
@@ -116,34 +105,28 @@ def test_a_dataset_that_is_not_named_is_noted(tmp_path, monkeypatch, capsys):
 
 ONE_DAY = 86400 * 75e9  # FLOPs of a day of one thread
 GPU = dict(device=torch.device("cuda"), dtype=torch.bfloat16)
-LONG = [  # steps of a day, changes of the run, of the device → words of the note, or none
-    (8, {}, {}, "about 8 days on this CPU .*config/quickstart.py"),
-    (7, {}, {}, None),
-    (730, {}, {}, "about 2 years on this CPU"),
-    (20, dict(step=12), {}, "about 8 days"),
-    (20, dict(step=13), {}, None),
-    (20, dict(eval_only=True), {}, None),
-    (20, {}, dict(world_size=2), "about 10 days"),
-    (8, dict(peak_flops=75e9 / 0.4), GPU, "about 8 days on this GPU .*more GPUs"),
-    (800, {}, GPU, None),  # of an unknown name
+LONG = [  # steps of a day, those made; changes of the run, of the device; the note, or none
+    (7, 0, {}, {}, None),
+    (8, 0, {}, {}, "about 8 days on this CPU .*config/quickstart.py"),
+    (730, 0, {}, {}, "about 2 years on this CPU"),
+    (20, 12, {}, {}, "about 8 days"),
+    (20, 13, {}, {}, None),
+    (20, 0, dict(eval_only=True), {}, None),
+    (20, 0, {}, dict(world_size=2), "about 10 days"),
+    (8, 0, dict(peak_flops=75e9 / 0.4), GPU, "about 8 days on this GPU .*more GPUs"),
+    (800, 0, {}, GPU, None),  # of an unknown name
 ]
 
 
-@pytest.mark.parametrize("steps, changes, device, words", LONG)
-def test_a_run_of_more_than_a_week_is_noted(steps, changes, device, words, monkeypatch):
+@pytest.mark.parametrize("steps, step, changes, device, note", LONG)
+def test_a_run_of_more_than_a_week_is_noted(steps, step, changes, device, note, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "unknown")
-    step = changes.pop("step", 0)
     config = TrainConfig(max_iters=steps, batch_size=2, **changes)
-    model = SimpleNamespace(
-        config=SimpleNamespace(block_size=4), flops_per_token=lambda: ONE_DAY / 8
-    )
-    env = Env(
-        **dict(rank=0, world_size=1, device=CPU.device, dtype=CPU.dtype, distributed=False) | device
-    )
-    notes = time_notes(model, config, step, env)
-    assert len(notes) == (words is not None)
-    assert not words or re.search(words, notes[0])
+    sizes = SimpleNamespace(block_size=4)
+    model = SimpleNamespace(config=sizes, flops_per_token=lambda: ONE_DAY / 8)
+    notes = time_notes(model, config, step, replace(CPU, **device))
+    assert [bool(re.search(note or "", text)) for text in notes] == [True] * (note is not None)
 
 
 # ----------------------------------------------------------------------------------- while it works
@@ -162,8 +145,8 @@ def test_a_terminal_and_a_file_show_the_same_lines(short, dataset, tmp_path, eag
         out = out.replace(line, "", 1)
     assert "\r" not in out
     expected = [line.replace("/file", "/tty") for line in shapes(out)]
-    assert shapes(*written) == expected
-    drawn = [text for text in written[0].split(CLEAR) if text and "\n" not in text]
+    assert shapes(text_of(written)) == expected
+    drawn = [text for text in text_of(written).split(CLEAR) if text and "\n" not in text]
     assert any(re.fullmatch(r"training, step \d+/30 \|=* *\| loss .* eta .*", x) for x in drawn)
     assert max(map(len, drawn)) < WIDTH
     assert_same_run(tmp_path / "tty", short)
@@ -172,21 +155,19 @@ def test_a_terminal_and_a_file_show_the_same_lines(short, dataset, tmp_path, eag
 
 def test_an_error_comes_last(dataset, tmp_path, eager, monkeypatch, capsys):
     def fail(*_, **__) -> None:
-        time.sleep(0.1)
+        while "reading the dataset 0 s" not in text_of(written):
+            time.sleep(0.001)
         raise ValueError("no such data")
 
     monkeypatch.setattr(train, "load_meta", fail)
     with terminal() as written:
         assert run(out_dir=tmp_path, dataset=dataset) == 1
-    last_line = written[0].split("\n")[-1]
-    assert "reading the dataset 0 s" in last_line and shapes(last_line) == [""]
+    assert shapes(text_of(written))[-1] == ""
     assert capsys.readouterr().err == "error: no such data\n"
 
 
 def test_a_terminal_that_is_gone_ends_nothing(eager, monkeypatch):
     class Gone(io.StringIO):
-        name = "gone"
-
         def isatty(self) -> bool:
             return True
 
@@ -197,7 +178,8 @@ def test_a_terminal_that_is_gone_ends_nothing(eager, monkeypatch):
     shown = Console()
     shown.start()
     with shown.doing("compiling"):
-        wait_until(lambda: sys.stdout.name == os.devnull)
+        while isinstance(sys.stdout, Gone):
+            time.sleep(0.001)
     shown.print("compiled")
     shown.closed.set()
     sys.stdout.close()
