@@ -557,8 +557,8 @@ def main() -> int:
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
         env.print(describe(model_config, config, given=given))
         if "dataset" not in given:
-            data = f"{config.dataset}, Python's own sources as bytes"
-            env.note(f"note: dataset is not set, so this run trains on {data}: --dataset=NAME")
+            data = f"{config.dataset}, the bytes of Python's own sources"
+            env.note(f"note: dataset is not set: this run trains on {data} (set --dataset=NAME)")
         for note in rate_notes(config, given) + setting_notes(config):
             env.note(f"note: {note}")
         spike = None

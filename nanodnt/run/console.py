@@ -46,8 +46,8 @@ class Console:
     present activity; it computes nothing."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # held by the one that writes
-        self.activities: list[Activity] = []  # the present one is the last
+        self.lock = threading.RLock()  # held while something is written
+        self.activities: list[Activity] = []  # those that have begun; the last one is shown
         self.notes: list[str] = []  # lines that `print_notes` will print
         self.is_drawn = False  # whether the last line of the terminal shows an activity
         self.last_line = time.monotonic()  # time of the last line
@@ -74,7 +74,7 @@ class Console:
 
     @contextmanager
     def doing(self, name: str, total: int = 0) -> Iterator[Activity]:
-        """The activity of this context, inside that of another one."""
+        """Context of an activity. It is shown, except while another one inside it is."""
         activity = Activity(name, total)
         self.activities.append(activity)
         try:
