@@ -459,10 +459,10 @@ def time_notes(model: Transformer, config: TrainConfig, step: int, env: Env) -> 
     time = count(round(days), "day")
     if days > 365:
         time = count(round(days / 365), "year")
-    device = "GPU"
+    device = count(env.world_size, "GPU")
     advice = "use more GPUs, or fewer max_iters"
     if env.device.type == "cpu":
-        device = "CPU"
+        device = "this CPU"
         advice = "use a GPU, or config/quickstart.py, which takes minutes on a CPU"
     work = f"{flops:.2g} FLOPs at an assumed {speed:.2g} FLOP/s"
-    return [f"this run takes about {time} on this {device} ({work}): {advice}"]
+    return [f"this run takes about {time} on {device} ({work}): {advice}"]

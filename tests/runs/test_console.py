@@ -113,7 +113,7 @@ LONG = [  # steps of a day, those made; changes of the run, of the device; the n
     (20, 13, {}, {}, None),
     (20, 0, dict(eval_only=True), {}, None),
     (20, 0, {}, dict(world_size=2), "about 10 days"),
-    (8, 0, dict(peak_flops=75e9 / 0.4), GPU, "about 8 days on this GPU .*more GPUs"),
+    (8, 0, dict(peak_flops=75e9 / 0.4), GPU, "about 8 days on 1 GPU .*more GPUs"),
     (800, 0, {}, GPU, None),  # of an unknown name
 ]
 
