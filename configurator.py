@@ -34,6 +34,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
+CHOSEN = "chosen"  # what the program sets itself, in `describe`
 
 # {a flag: a module that knows the names of another program, for commands with this flag}. Its
 # find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
@@ -149,6 +150,11 @@ class Given(NamedTuple):
     value: Any
     where: str  # "config/x.py:12" or "command line"
 
+    @property
+    def file(self) -> str:
+        """`where`, without the number of the line."""
+        return self.where.rpartition(":")[0] or self.where
+
 
 class Flag(NamedTuple):
     """A field of a dataclass, as a flag."""
@@ -217,31 +223,31 @@ def _make_instance(schema: type, given: dict[str, Given]) -> Any:
     return schema(**values)
 
 
-def describe(*instances: Any, given: dict[str, Given] | None = None) -> str:
-    """The resolved configuration as text: three flags a line, by section.
-
-    `*` marks a value that is not the default. With `given`, which `configure` returns, further
-    lines name the flags that each file and the command line set."""
-    flags = read_flags(*map(type, instances))
+def describe(*instances: Any, given: dict[str, Given]) -> str:
+    """The settings that were not left at their default, as text: `given`, which `configure`
+    returns, by the file or command line that sets them; then those that the program has chosen."""
     values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
-    width = max(map(len, flags), default=0)
+    settings = {setting.file: [] for setting in given.values()}
+    for name, flag in read_flags(*map(type, instances)).items():
+        value = values[flag.field]
+        if name in given:
+            source = given[name].file
+        elif value != flag.default:
+            source = CHOSEN
+        else:
+            continue
+        if isinstance(value, float):
+            value = f"{value:.10g}"  # 6e-05, and not 5.9999999999999995e-05
+        settings.setdefault(source, []).append(f"{name}={_show(value)}")
     lines = []
-    for title, names in groupby(flags, key=lambda name: flags[name].section):
-        cells = []
-        for name in names:
-            value = values[flags[name].field]
-            mark = " " if value == flags[name].default else "*"
-            cells.append(f"{mark} {name:<{width}} {_show(value)}".ljust(39))
-        lines.append(title)
-        for i in range(0, len(cells), 3):
-            lines.append(" ".join(cells[i : i + 3]).rstrip())
-    lines.append("(* = not the default)")
-    names_by_source = {}
-    for name, setting in (given or {}).items():
-        source = setting.where.rpartition(":")[0] or setting.where
-        names_by_source.setdefault(source, []).append(name)
-    for source, names in names_by_source.items():
-        lines.append(f"{source} sets {', '.join(names)}")
+    for source in sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE)):
+        line = f"{source}:"
+        for setting in settings[source]:
+            if len(line) + len(setting) > 100:
+                lines.append(line)
+                line = " "
+            line += f" {setting}"
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -39,6 +39,7 @@ from nanodnt.optim import (
     state_bytes,
 )
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint, use_shards
+from nanodnt.run.console import Activity
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Split, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -49,6 +50,7 @@ from nanodnt.run.metrics import (
     end_line,
     finite,
     progress_line,
+    short_line,
     validation_line,
 )
 from nanodnt.settings import TrainConfig
@@ -61,6 +63,7 @@ from nanodnt.start import (
     read_progress,
     restore_optimizer,
     split_run,
+    time_notes,
 )
 from nanodnt.tasks import Task, open_data, task_of_data
 
@@ -98,11 +101,13 @@ def set_up(
     """Data, model, optimizer and progress of a run, new or resumed. `spike`: what the run is to be
     rolled back for."""
     # 1. the dataset
-    meta = load_meta(config.dataset, verify=env.is_main)
-    env.check_same({"contents of the dataset": meta})
+    with env.doing("reading the dataset"):
+        meta = load_meta(config.dataset, verify=env.is_main)
+        env.check_same({"contents of the dataset": meta})
 
     # 2. the network without storage, its weights if there are any, and the data that it reads
-    start = find_start(config, model_config, meta, env)
+    with env.doing("reading weights"):
+        start = find_start(config, model_config, meta, env)
     model = start.model
     data = open_data(config, model.config, meta)
 
@@ -121,6 +126,8 @@ def set_up(
 
     # 4. how the run is split over the devices, and the model on them
     split = split_run(model, config, env)
+    for note in time_notes(model, config, state.step, env):
+        env.note(f"note: {note}")
     placed = place(start, data, split, config, env)
     env.barrier()  # now that all have read the checkpoint, rank 0 may replace it
     return Run(
@@ -231,12 +238,12 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
 
         watcher = Watcher(model, run.data.meta, config.sample_start)
         for remark in watcher.tokenizer.remarks(config.sample_start):
-            env.print(f"note: sample_start: {remark}")
+            env.note(f"note: sample_start: {remark}")
 
     saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
     saver = Saver(Path(config.out_dir), env, sharded)
-    env.closing.append(saver.close)  # which waits for the last write
+    env.closing.callback(saver.close)  # which waits for the last write
 
     directory = None
     if env.is_main:
@@ -338,15 +345,14 @@ def read_batches_ahead(
     return next_batch
 
 
-def train(run: Run, records: Records) -> int:
-    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
-    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go
-    on."""
+def train(run: Run, records: Records, progress: Activity) -> None:
+    """The loop. Every rank runs this and calls the same collectives. `progress`: its steps, as the
+    console shows them. RollBack: the loss spiked, set up again from the last checkpoint.
+    ValueError: the run cannot go on."""
     config, env, state, trainer = run.config, run.env, run.state, run.trainer
     meter = records.meter
     next_batch = read_batches_ahead(run.data, state, config.batch_size, env)
     step_tokens = config.batch_size * run.data.block_size
-    first_step = state.step
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
     meter.start(state.step)
@@ -363,6 +369,7 @@ def train(run: Run, records: Records) -> int:
         result = training_step(trainer, batch.tensors, batch.targets_per_rank)
         state.advance(config.batch_size, step_tokens)
         meter.count(result.found_inf)
+        progress.done = state.step
 
         # 2. what is due after it
         due = what_is_due(config, state)
@@ -373,7 +380,8 @@ def train(run: Run, records: Records) -> int:
         if due.log:
             reading = meter.read(result.loss, result.grad_norm, rates, state.step)
             row.update(reading.row)
-            env.print(progress_line(row, config.max_iters, reading.step_s))
+            progress.remark = short_line(reading, state.step, config.max_iters)
+            env.print(progress_line(reading, state.step, config.max_iters))
             failure = find_failure(
                 row["train_loss"], reading.longest_streak, state, trainer.model, config, env
             )
@@ -394,8 +402,6 @@ def train(run: Run, records: Records) -> int:
         if due.save or stopping:
             with meter.paused("saving_s"):
                 save(run, records, is_best)
-
-    return finish(run, records, has_trained=state.step > first_step)
 
 
 def catch_up(run: Run, records: Records) -> None:
@@ -473,7 +479,8 @@ def save(run: Run, records: Records, is_best: bool) -> None:
 def finish(run: Run, records: Records, has_trained: bool) -> int:
     """Wait for the last checkpoint and complete the run directory. Returns the exit code."""
     gc.unfreeze()
-    records.saver.finish()
+    with run.env.doing("saving"):
+        records.saver.finish()
     reason = "stopped" if run.stop.stopped else why_over(run.config, run.state)
     end = records.meter.end(reason, run.state)
     if records.directory:
@@ -518,19 +525,30 @@ def run_once(
     """Set up, then train or only evaluate; the exit code."""
     stop.allow_end_at_once()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
-    run = set_up(config, model_config, env, stop, spike)
-    if not config.eval_only:
-        return train(run, open_records(run, clock, seen))
-    scores = evaluate_run(run)
-    if scores:
-        env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
-    return stop.exit_code()
+    with env.doing("setting up"):
+        run = set_up(config, model_config, env, stop, spike)
+    if config.eval_only:
+        scores = evaluate_run(run)
+        if scores:
+            env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
+        return stop.exit_code()
+    with env.doing("opening the run directory"):
+        records = open_records(run, clock, seen)
+    env.console.print_notes()
+    first_step = run.state.step
+    with env.doing("training, step", config.max_iters) as progress:
+        progress.done = first_step
+        train(run, records, progress)
+    return finish(run, records, has_trained=run.state.step > first_step)
 
 
 @reports_errors
 def main() -> int:
     (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
     clock = Clock()
+    if not given:
+        fix = "name a config, as in train.py config/quickstart.py; train.py --help lists the flags"
+        raise ValueError(f"nothing is set: {fix}")
     with Stop() as stop, environment(config.device, config.dtype, config.timeout_s) as env:
         config.check()  # in here, so that torchrun stops the other processes at once
         fill_defaults(config)
@@ -538,8 +556,11 @@ def main() -> int:
         # later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
         env.print(describe(model_config, config, given=given))
+        if "dataset" not in given:
+            data = f"{config.dataset}, the bytes of Python's own sources"
+            env.note(f"note: dataset is not set: this run trains on {data} (set --dataset=NAME)")
         for note in rate_notes(config, given) + setting_notes(config):
-            env.print(f"note: {note}")
+            env.note(f"note: {note}")
         spike = None
         while True:
             try:

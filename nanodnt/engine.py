@@ -219,14 +219,16 @@ def evaluate(
     n_batches = math.ceil(len(rows) / (env.world_size * micro))  # the same on every rank
     totals = 0  # then a tensor: the sum of each score over the targets, and their count
     model.eval()
-    for i in range(n_batches):
-        batch_rows = own_rows[i * micro : (i + 1) * micro]
-        batch = env.put(*env.pin(*data.val_batch(batch_rows, micro)))
-        logits, loss = model(*batch)
-        count, sums = task.count_scores(logits, loss, batch[1])
-        totals = totals + torch.stack((*sums.values(), count))
-        if stop.agreed(env):
-            break
+    with env.doing("evaluating, batch", n_batches) as progress:
+        for i in range(n_batches):
+            batch_rows = own_rows[i * micro : (i + 1) * micro]
+            batch = env.put(*env.pin(*data.val_batch(batch_rows, micro)))
+            logits, loss = model(*batch)
+            count, sums = task.count_scores(logits, loss, batch[1])
+            totals = totals + torch.stack((*sums.values(), count))
+            progress.done = i + 1
+            if stop.agreed(env):
+                break
     model.train()
     *totals, count = env.sum(totals).tolist()
     if stop.stopped:

@@ -10,6 +10,7 @@ from model import Transformer
 from nanodnt.run.checkpoints import RunState
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
+from nanodnt.tables import count
 
 RECENT = 20  # logged losses that a spike is measured against, once a quarter of them is known
 
@@ -52,7 +53,7 @@ def check_skipped(
     names.append("none any more")
     is_bad.append(True)
     first_bad = min(env.gather(is_bad.index(True)))
-    raised = f"{streak} steps in a row, up to about step {state.step}, had a gradient"
+    raised = f"{count(streak, 'step')} in a row, up to about step {state.step}, had a gradient"
     raised += f" that is not finite (first bad tensor: {names[first_bad]}), and were skipped"
     return ValueError(f"{raised}: resume {config.out_dir} with a lower learning rate")
 
@@ -69,7 +70,7 @@ def record_loss(loss: float, state: RunState, config: TrainConfig) -> RollBack |
         return None
     spike = f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f})"
     advice = f"resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
-    message = f"{spike}, after {state.rollbacks} roll-backs: {advice}"
+    message = f"{spike}, after {count(state.rollbacks, 'roll-back')}: {advice}"
     return RollBack(message, state.step, loss, median_loss)
 
 
@@ -84,8 +85,8 @@ def roll_back(
     state.rollbacks += 1
     env.print(
         f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step "
-        f"{spike.step}, usually {spike.median_loss:.4f}; the {n_skipped} batches between are "
-        f"skipped ({state.rollbacks} of {max_rollbacks})"
+        f"{spike.step}, usually {spike.median_loss:.4f}; the run skips "
+        f"{count(n_skipped, 'batch')} between ({state.rollbacks} of {max_rollbacks})"
     )
     return dict(
         step=state.step,

@@ -30,8 +30,14 @@ from nanodnt.run.checkpoints import (
     load_latest,
 )
 from nanodnt.run.environment import Env, Split, possible_parallel
-from nanodnt.run.hardware import attention_backend, available_bytes, choose_compile
+from nanodnt.run.hardware import (
+    attention_backend,
+    available_bytes,
+    choose_compile,
+    training_flops,
+)
 from nanodnt.settings import TrainConfig
+from nanodnt.tables import count
 from nanodnt.tasks import fill_from_dataset, resolve_none, task_of, task_of_data
 from nanodnt.weights import (
     Pretrained,
@@ -43,6 +49,9 @@ from nanodnt.weights import (
 
 # settings whose changes are not worth a line
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")
+
+# days from which a note says how long a run takes: our choice
+LONG_DAYS = 7
 
 # ---------------------------------------------------------------------- where the weights come from
 
@@ -67,7 +76,7 @@ def find_start(
     if env.is_main and not config.eval_only:
         check_folder(out_dir, "--out_dir")  # before what takes time
     resumes, source = read_init_from(config.init_from)
-    checkpoint = load_latest(out_dir, env.print, env) if resumes else None
+    checkpoint = load_latest(out_dir, env.note, env) if resumes else None
     if checkpoint is None:
         check_out_dir(out_dir, config.init_from, config.overwrite, config.eval_only)
 
@@ -171,7 +180,7 @@ def start_from_pretrained(
     print_changes(title, asdict(model_config), asdict(start.model.config), env)
     env.print(f"weights: {source}{pretrained.about}")
     if not start.meta:
-        env.print(
+        env.note(
             f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"
         )
     return start
@@ -240,7 +249,7 @@ def check_same_data(
         new = f"give another --out_dir to start one from {source}"
         fix = f"{new}, or continue that run with --init_from=resume"
         raise ValueError(f"{out_dir} holds a run on {change}: {fix}")
-    env.print(f"note: the run goes on, but was on {change}")
+    env.note(f"note: the run goes on, but was on {change}")
 
 
 def check_data(start: Start, meta: dict[str, Any], dataset: str) -> None:
@@ -301,13 +310,15 @@ def split_run(model: Transformer, config: TrainConfig, env: Env) -> Split:
     env.parallel = split.parallel
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
     reason = "auto" if config.parallel == "auto" else "as asked"
-    line = f"parallel {split.parallel} ({reason}), {env.world_size} processes"
+    line = f"parallel {split.parallel} ({reason}), {count(env.world_size, 'process')}"
     if split.parallel == "fsdp":
         shards = config.fsdp_shard_size or env.world_size
         times = "once a step" if split.keep else "by blocks in every micro batch"
         line += f", shards of {shards}, gathered and reduced {times}"
     env.print(line)
-    if split.reason:
+    if split.reason.startswith("warning"):
+        env.note(split.reason)
+    elif split.reason:
         env.print(split.reason)
     return split
 
@@ -339,8 +350,8 @@ def fill_model(
 def compile_if_worthwhile(
     model: Transformer, data: PreparedData, micro: int, config: TrainConfig, env: Env
 ) -> Transformer:
-    """The model, compiled if that is asked for, or worth it; prints which, and why. All ranks must
-    call it."""
+    """The model, compiled if that is asked for, or worth it. Prints which, and why, and then all
+    notes, since compiling may take minutes. All ranks must call it."""
     # by the work of the whole run, so that a resumed run computes as it did before
     work = 0
     if not config.eval_only:
@@ -353,6 +364,7 @@ def compile_if_worthwhile(
     kernel = attention_backend(model.config, env, config.doc_mask)
     if not compiled:
         env.print(f"compile False ({reason}), attention {kernel}")
+        env.console.print_notes()
         return model
 
     from nanodnt.run.compilation import can_use_flex, compile_model
@@ -363,9 +375,11 @@ def compile_if_worthwhile(
     env.print(f"compile True ({reason}), attention {kernel}")
     if env.device.type == "cuda":
         env.print(f"kernels: {choose_kernels(config.kernels, env.device, env.dtype).reason}")
+    env.console.print_notes()
     rows = data.validation(eval_tokens=1)
     example = env.put(*env.pin(*data.val_batch(rows, micro)))
-    return compile_model(model, config, example, env)
+    with env.doing("compiling"):
+        return compile_model(model, config, example, env)
 
 
 # ------------------------------------------------------------------------- what a resumed run loads
@@ -419,11 +433,36 @@ def describe_run(
         f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)"
     )
     batch_size = env.world_size * split.accumulation * split.micro
-    rows = task_of_data(data.meta).row_noun
+    factors = [
+        count(env.world_size, "process"),
+        count(split.accumulation, "accumulation step"),
+        count(split.micro, task_of_data(data.meta).row_noun),
+    ]
     env.print(
         f"{batch_size} × {data.block_size} = {batch_size * data.block_size:,} tokens a step = "
-        f"{env.world_size} processes × {split.accumulation} accumulation × {split.micro} {rows}; "
-        f"{data.describe()}"
+        f"{' × '.join(factors)}; {data.describe()}"
     )
     for note in layout_notes(model.config) + notes:
-        env.print(f"note: {note}")
+        env.note(f"note: {note}")
+
+
+def time_notes(model: Transformer, config: TrainConfig, step: int, env: Env) -> list[str]:
+    """A note if the rest of the run, after `step` steps, takes longer than a week."""
+    steps = config.max_iters - step
+    if config.eval_only:
+        steps = 0
+    flops = steps * config.batch_size * model.config.block_size * model.flops_per_token()
+    speed = training_flops(env.device, env.dtype, config.peak_flops) * env.world_size
+    days = flops / speed / 86400
+    if days <= LONG_DAYS:
+        return []
+    time = count(round(days), "day")
+    if days > 365:
+        time = count(round(days / 365), "year")
+    device = count(env.world_size, "GPU")
+    advice = "use more GPUs, or fewer max_iters"
+    if env.device.type == "cpu":
+        device = "this CPU"
+        advice = "use a GPU, or config/quickstart.py, which takes minutes on a CPU"
+    work = f"{flops:.2g} FLOPs at an assumed {speed:.2g} FLOP/s"
+    return [f"this run takes about {time} on {device} ({work}): {advice}"]

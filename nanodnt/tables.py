@@ -1,4 +1,4 @@
-"""Aligned tables for the console."""
+"""Texts for the console: aligned tables, counted nouns, durations."""
 
 from collections.abc import Sequence
 
@@ -14,3 +14,21 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
             cells.append(cell.rjust(width))
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def count(n: int, noun: str) -> str:
+    """A number and its noun: "1 process", "1,024 processes"."""
+    if n == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{n:,} {noun}{ending}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, "3:14:10"; from a day on "2d 03:14:10"."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}:{seconds:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

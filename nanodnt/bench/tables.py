@@ -12,7 +12,7 @@ from nanodnt.optim import state_tensors
 from nanodnt.plan.memory import total_bytes
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.run.kernels import choose_kernels
-from nanodnt.tables import table
+from nanodnt.tables import count, table
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -35,7 +35,7 @@ def header(setting: Setting) -> dict[str, Any]:
     batch = "the whole batch_size"
     if setting.accumulation != setting.full_accumulation:
         batch = f"batch_size={config.batch_size} needs {setting.full_accumulation}"
-    rows = f"{setting.micro} {setting.task.row_noun} of {model_config.block_size} tokens"
+    rows = f"{count(setting.micro, setting.task.row_noun)} of {model_config.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
         "threads": torch.get_num_threads(),

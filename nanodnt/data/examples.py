@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanodnt.data.prepared import Batch, Tokens
+from nanodnt.tables import count
 
 # Marks of a token: it belongs to an answer, so it counts as a target; or it begins an example.
 ANSWER = 1
@@ -58,7 +59,8 @@ class PreparedExamples(Tokens):
     def describe(self) -> str:
         lengths = self.rows["train"].lengths
         filled = (lengths - 1).sum() / (self.n_train * self.block_size)
-        return f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
+        rows = count(self.n_train, "row")
+        return f"{count(len(lengths), 'example')} in {rows} an epoch, {filled:.0%} filled"
 
     def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int:
         rows = self._draw(step, batch_size, offset=offset)

@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from layers.cores import own_cores
 from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.prepared import ALL, Batch, PreparedData, mix
+from nanodnt.tables import count
 
 if TYPE_CHECKING:  # this import needs torch; preparing images does not
     from nanodnt.settings import TrainConfig
@@ -69,7 +70,8 @@ class PreparedImages(PreparedData):
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def describe(self) -> str:
-        return f"{self.n_train:,} images an epoch, of {len(self.meta['classes']):,} classes"
+        images = count(self.n_train, "image")
+        return f"{images} an epoch, of {count(len(self.meta['classes']), 'class')}"
 
     def batch(self, step: int, batch_size: int, rows: slice = ALL, offset: int = 0) -> Batch:
         """Rows `rows` of the batch of `step` (from 0): images float32 (rows, C, S, S), normalised

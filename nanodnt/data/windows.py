@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nanodnt.data.prepared import Batch, Tokens
+from nanodnt.tables import count
 
 
 class PreparedText(Tokens):
@@ -45,7 +46,7 @@ class PreparedText(Tokens):
         self.shifts = min(T, n_tokens - self.n_train * T)
 
     def describe(self) -> str:
-        return f"{self.n_train:,} windows an epoch"
+        return f"{count(self.n_train, 'window')} an epoch"
 
     def _rows(self, split: str, starts: np.ndarray) -> Batch:
         n = self.block_size + 1

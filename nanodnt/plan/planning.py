@@ -20,9 +20,9 @@ from nanodnt.plan.split import (
     list_ways,
 )
 from nanodnt.run.environment import Env, possible_parallel
-from nanodnt.run.hardware import PEAK_FLOPS
+from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.settings import TrainConfig
-from nanodnt.tables import table
+from nanodnt.tables import count, table
 from nanodnt.tasks import task_of
 
 
@@ -66,8 +66,10 @@ class PlanConfig:
     gpus: int = 1  # number of GPUs, one process each
     gpu: Literal[tuple(GPUS)] = "h100"  # their kind
     gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
-    mfu: float = 0.4  # assumed: model FLOP/s over peak FLOP/s (our choice); train.py logs the real
-    #   one
+    mfu: float = (
+        ASSUMED_MFU  # assumed: model FLOP/s over peak FLOP/s (our choice); train.py logs the
+    )
+    #   real one
 
     def check(self) -> None:
         """Raises ValueError for values that no machine could have."""
@@ -187,14 +189,14 @@ def describe_plan(model: Transformer, config: TrainConfig, plan: PlanConfig) -> 
     if model.config.n_expert:
         size += f", {model.num_params(active=True):,} of them active"
     memory = f"memory of one of {plan.gpus} {plan.gpu}, {limit / 1e9:g} GB each for tensors"
-    rows = task_of(model.config).row_noun
+    rows = count(share, task_of(model.config).row_noun)
     return [
         f"{size}, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
         describe_flops(model),
         *describe_time(model, config, plan, dtype),
         describe_disk(model, config),
         "",
-        f"{memory}, not compiled ({share} {rows} of a step each):",
+        f"{memory}, not compiled ({rows} of a step each):",
         *describe_ways(model, config, env, share, limit),
         f"a run with these flags: parallel {split.parallel}, {split.reason}",
         "kept for the backward: activations, and the folded and cast weights; "

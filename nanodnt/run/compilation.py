@@ -14,6 +14,7 @@ from nanodnt.files import reason_of
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import Choice
 from nanodnt.settings import TrainConfig
+from nanodnt.tables import count
 
 # Lets torch cache the compiled code of networks that use autograd functions such as `Normalise`:
 # the source of these functions becomes part of the key.
@@ -52,7 +53,7 @@ def choose_blocks(
     if setting != "auto":
         return Choice(setting == "blocks", "as asked")
     if parallel != "ddp" or processes == 1 or n_layer >= DEEP:
-        return Choice(n_layer >= DEEP, f"auto: {n_layer} layers")
+        return Choice(n_layer >= DEEP, f"auto: {count(n_layer, 'layer')}")
     if processes > MACHINE:
         reason = "auto: gradients leave during the backward pass, since a network may be slow"
         return Choice(True, reason)

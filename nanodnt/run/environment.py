@@ -5,10 +5,9 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -21,7 +20,9 @@ from torch import Tensor
 
 from layers.cores import share_cores
 from nanodnt.run import signals
+from nanodnt.run.console import Activity, Console
 from nanodnt.run.hardware import Choice, keep_freed_memory, unusable_gpu
+from nanodnt.tables import count
 
 # the environment variables that torchrun sets
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -47,24 +48,29 @@ class Env:
     # gloo group for messages between hosts, which do not wait for a GPU
     control: "dist.ProcessGroup | None" = None
     parallel: str = "none"  # none, ddp, fsdp: see `possible_parallel`
-    # functions that are called before the process group is destroyed
-    closing: list[Callable[[], None]] = field(default_factory=list)
+    # functions that are called before the process group is destroyed, the last one first
+    closing: ExitStack = field(default_factory=ExitStack)
     asked: Asked | None = None  # the question of the last call of `any_rank_before`
+    console: Console = field(default_factory=Console)
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def print(self, *values: object) -> None:
-        """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run
-        continues silently."""
-        if not self.is_main:
-            return
-        line = " ".join(map(str, values)) + "\n"
-        try:
-            print(line, end="", flush=True)  # in one piece, even if unbuffered
-        except OSError:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # until the process ends
+        """Print a line on rank 0."""
+        if self.is_main:
+            self.console.print(" ".join(map(str, values)))
+
+    def note(self, line: str) -> None:
+        """Print this line on rank 0 later: last before compiling, before the first step, or at the
+        end of the process."""
+        if self.is_main:
+            self.console.notes.append(line)
+
+    def doing(self, name: str, total: int = 0) -> AbstractContextManager[Activity]:
+        """Context of work that takes time; the console shows it. `total`: number of its parts."""
+        return self.console.doing(name, total)
 
     def any_rank(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""
@@ -179,9 +185,10 @@ def choose_device(name: str, local_rank: int = 0) -> Choice:
     if kind != "cuda":
         return Choice(torch.device(kind), reason)
     index = int(given_index or local_rank)
-    count = torch.cuda.device_count()
-    if index >= count:
-        problem = f"process {local_rank} wants cuda:{index}, but there are {count} GPUs"
+    n_gpus = torch.cuda.device_count()
+    if index >= n_gpus:
+        problem = f"process {local_rank} wants cuda:{index}, but this machine has "
+        problem += count(n_gpus, "GPU")
         raise ValueError(f"{problem}: lower --nproc_per_node, or choose another --device")
     return Choice(torch.device("cuda", index), reason)
 
@@ -242,12 +249,17 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         keep_freed_memory()
+    if env.is_main:
+        env.console.start()
+        env.closing.callback(env.console.closed.set)
+        env.closing.callback(env.console.print_notes)
     try:
         if distributed:
-            join_processes(env, timeout_s)
+            with env.doing("waiting for the other processes"):
+                join_processes(env, timeout_s)
         if env.set_matmul_precision():
             dtype_reason += "; products in TF32"
-        name = f"{torch.get_num_threads()} threads"
+        name = count(torch.get_num_threads(), "thread")
         if chosen.type == "cuda":
             name = torch.cuda.get_device_name(chosen)
         dtype_name = str(compute).removeprefix("torch.")
@@ -257,8 +269,7 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         distributed = False  # other processes may be gone: destroying the group would wait for them
         raise
     finally:
-        for close in env.closing:
-            close()
+        env.closing.close()
         if distributed and dist.is_initialized():
             dist.destroy_process_group()
 

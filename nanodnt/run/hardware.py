@@ -2,6 +2,7 @@
 pays."""
 
 import ctypes
+import math
 import os
 import platform
 import re
@@ -65,6 +66,9 @@ MALLOC = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 32 * 2**20}
 # choice
 RESERVE = 0.05
 
+# Assumed share of a GPU's peak FLOP/s that training reaches: our choice
+ASSUMED_MFU = 0.4
+
 # FLOP/s that one CPU core reaches in eager training, about
 EAGER_FLOPS_PER_CORE = 75e9
 
@@ -89,6 +93,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
         if words.issuperset(name.split()):
             return peak
     return None
+
+
+def training_flops(device: torch.device, dtype: torch.dtype, peak: float = 0.0) -> float:
+    """FLOP/s at which one device trains, assumed; infinity if its peak is unknown. `peak`: as the
+    override of `peak_flops`."""
+    if device.type == "cpu":
+        return EAGER_FLOPS_PER_CORE * torch.get_num_threads()
+    return ASSUMED_MFU * (peak_flops(device, dtype, peak) or math.inf)
 
 
 def unusable_gpu() -> str:

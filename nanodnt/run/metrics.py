@@ -6,6 +6,7 @@ evaluation), or `probe` of tracking.py (from inside the network)."""
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from nanodnt.files import make_printable, write_file
 from nanodnt.run.checkpoints import RunState, is_metrics_row
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
+from nanodnt.tables import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 
 STALLS = ("tracking_s", "evaluating_s", "saving_s")  # seconds in which no step is made
+RECENT = 20  # readings whose mean time of a step gives the remaining time: our choice
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Reading(NamedTuple):
     row: dict[str, Any]  # fields of metrics.jsonl
     longest_streak: int  # most steps in a row that were skipped
     step_s: float  # seconds of training per step
+    recent_step_s: float  # the same since the RECENT-th reading before
 
 
 class Meter:
@@ -69,6 +73,7 @@ class Meter:
         self.counts_per_step = counts_per_step
         self.step_flops = step_flops
         self.peak_flops = peak_flops(env.device, env.dtype, device_flops)
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # (steps, seconds) of readings
         # (3,): steps skipped in all, in a row up to now, most in a row since the last reading
         self.counts = torch.tensor([skipped, 0.0, 0.0], device=env.device)
 
@@ -99,6 +104,8 @@ class Meter:
         wall_s = time.perf_counter() - self.started
         training_s = wall_s - self.not_training_s
         step_s = training_s / (step - self.first_step)
+        self.recent.append((step - self.first_step, training_s))
+        recent_steps, recent_s = map(sum, zip(*self.recent, strict=True))
         self.clock.trained_s += training_s
         row = {"train_loss": train_loss, **rates}
         row["grad_norm"] = grad_norm
@@ -113,7 +120,7 @@ class Meter:
         row["goodput"] = training_s / wall_s
         self.counts[2] = 0.0
         self.start(step)
-        return Reading(row, int(longest_streak), step_s)
+        return Reading(row, int(longest_streak), step_s, recent_s / recent_steps)
 
     def end(self, reason: str, state: RunState) -> dict[str, Any]:
         """The "end" record of config.json.
@@ -144,7 +151,8 @@ class Meter:
         if self.env.device.type == "cuda":
             torch.cuda.synchronize(self.env.device)
         start = time.perf_counter()
-        yield
+        with self.env.doing(stall.removesuffix("_s") or "writing"):
+            yield
         seconds = time.perf_counter() - start
         self.not_training_s += seconds
         if stall:
@@ -193,13 +201,13 @@ def validation_line(scores: dict[str, float], digits: int = 4) -> str:
     return words
 
 
-def progress_line(row: dict[str, Any], max_iters: int, step_s: float) -> str:
-    """The console's line for a metrics row; `step_s`: seconds per step."""
-    left_s = int(step_s * (max_iters - row["step"]))
-    hours, minutes = divmod(left_s // 60, 60)
+def progress_line(reading: Reading, step: int, max_iters: int) -> str:
+    """The console's line for a reading after `step` of `max_iters` steps."""
+    row = reading.row
     line = (
-        f"step {row['step']}/{max_iters}  loss {row['train_loss']:.4f}  lr {row['lr']:.2e}  "
-        f"norm {row['grad_norm']:.2f}  {step_s * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
+        f"step {step}/{max_iters}  loss {row['train_loss']:.4f}  lr {row['lr']:.2e}  "
+        f"norm {row['grad_norm']:.2f}  {reading.step_s * 1e3:.0f} ms  "
+        f"{row['tokens_per_s']:,.0f} tokens/s"
     )
     if "images_per_s" in row:
         line += f"  {row['images_per_s']:,.0f} images/s"
@@ -207,7 +215,14 @@ def progress_line(row: dict[str, Any], max_iters: int, step_s: float) -> str:
         line += f"  mfu {row['mfu']:.1%}"
     if row["skipped_steps"]:
         line += f"  skipped {row['skipped_steps']}"
-    return f"{line}  eta {hours}:{minutes:02d}:{left_s % 60:02d}"
+    return f"{line}  eta {duration(reading.recent_step_s * (max_iters - step))}"
+
+
+def short_line(reading: Reading, step: int, max_iters: int) -> str:
+    """What a terminal shows beside the step."""
+    row = reading.row
+    left = duration(reading.recent_step_s * (max_iters - step))
+    return f"loss {row['train_loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s  eta {left}"
 
 
 def end_line(end: dict[str, Any]) -> str:

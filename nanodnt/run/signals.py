@@ -6,6 +6,7 @@ from contextlib import suppress
 from types import FrameType
 
 from configurator import rank_tag
+from nanodnt.run.console import CLEAR
 
 # In this order: Ctrl-C; kill and schedulers; a closed terminal; SLURM's --signal; the same; a CPU
 # time limit. Not every system has all of them.
@@ -24,6 +25,8 @@ def heeded() -> list[signal.Signals]:
 def say(text: str, file: int) -> None:
     """Write a line to a file descriptor: unlike print, this can interrupt another print."""
     with suppress(OSError):  # the reader has closed it
+        if os.isatty(1):  # its last line may show what the run is doing
+            os.write(1, CLEAR.encode())
         os.write(file, f"{rank_tag()}{text}\n".encode())
 
 

@@ -18,7 +18,7 @@ SIZES = tuple(IMAGENET)  # fields of GPTConfig that a dataset decides
 
 class ImageTask(Task):
     kind = "images"
-    row_noun = "images"
+    row_noun = "image"
     counted_row = "image"
     other_matrices = "patches and head"
     loss_unit = "image"

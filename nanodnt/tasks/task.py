@@ -30,7 +30,7 @@ class Task:
     """A kind of dataset, and the network for it. It holds no state."""
 
     kind: str  # row of KINDS in nanodnt/data/meta.py
-    row_noun: str  # rows of a batch, in words: "sequences"
+    row_noun: str  # a row of a batch, in words: "sequence"
     counted_row = ""  # a row, where rows are counted beside tokens: "image"
     other_matrices: str  # the network's matrices outside the blocks, in words: "head"
     loss_unit: str  # unit that the loss is a mean over: "token"

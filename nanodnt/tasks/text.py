@@ -16,7 +16,7 @@ MEAN_DOCUMENT = 256  # tokens of a random document, for timing
 
 class TextTask(Task):
     kind = "text"
-    row_noun = "sequences"
+    row_noun = "sequence"
     other_matrices = "head"
     loss_unit = "token"
 

@@ -150,7 +150,7 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
     """All processes skip the step. They end with the same parameters."""
     got, expected = two / "one bad, ddp2", two / "one bad, one1"
     parts = left(got, 2)
-    assert "2 processes × 2 accumulation × 2 sequences" in parts[0]["output"]
+    assert "2 processes × 2 accumulation steps × 2 sequences" in parts[0]["output"]
     # only rank 0 prints
     assert parts[0]["output"].count("step 20/20 ") == 1 and parts[1]["output"] == ""
     assert different(parts[0]["end"], parts[1]["end"]) == []

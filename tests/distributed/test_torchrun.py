@@ -275,7 +275,7 @@ def test_machines_come_and_go(dataset, tmp_path):
     a = boot("a")
     out_a, _ = finish(a, 0)
     out_b, _ = finish(b, 0)
-    assert "2 processes × 2 accumulation × 2 sequences" in out_a + out_b
+    assert "2 processes × 2 accumulation steps × 2 sequences" in out_a + out_b
     for name in "ab":
         assert_gone(tmp_path / name)
 

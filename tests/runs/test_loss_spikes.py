@@ -48,7 +48,7 @@ def test_a_spike_rolls_back_and_skips_the_batches_since(
 ):
     out_dir, output, read = rolled_back
     assert "rolled back to step 20: the loss spiked to" in output and "at step 22" in output
-    assert "the 2 batches between are skipped (1 of 3)" in output
+    assert "the run skips 2 batches between (1 of 3)" in output
     assert sorted(set(read)) == list(range(43)) and read.count(24) == 1  # one is read ahead
     rows = metrics(out_dir)
     (event,) = [row for row in rows if "rolled_back_from" in row]
@@ -102,7 +102,7 @@ def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(dataset, tmp_
     err = capsys.readouterr().err
     assert (
         err.startswith("error: the loss spiked to ")
-        and "after 1 roll-backs" in err
+        and "after 1 roll-back:" in err
         and err.count("\n") == 1
     )
     last = load(tmp_path / "last.pt")

@@ -11,11 +11,14 @@ from itertools import product
 import pytest
 import torch
 
-from configurator import read_file
+from configurator import configure, describe, read_file
 from layers import rules
+from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, split_batch, training_step
 from nanodnt.optim import lr_at, make_optimizer, notes
+from nanodnt.optim.groups import group_table
 from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
 from support.pages import CONFIGS, ROOT, config, outline
@@ -136,6 +139,20 @@ def test_files_together_build_train_and_print_no_notes(names):
     assert result.loss.isfinite() and not result.found_inf
     for name, p in net.named_parameters():
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name
+
+
+def test_a_start_is_short():
+    """It prints 40 lines at most before the first step: 16 leave room for the lines that
+    tests/runs/test_console.py counts, those of a GPU, and notes."""
+    overlays = [(BASE[name.split("/")[0]], name) for name in OVERLAYS]
+    alone = [(name,) for name in [*EXPERIMENTS, *SIZES_OF_DNT, "moe/small", "quickstart"]]
+    for names in [*alone, *overlays, *IMAGES]:
+        files = [f"{ROOT}/config/{name}.py" for name in names]
+        model, train = config(*names)
+        given = configure(GPTConfig, TrainConfig, argv=files).given
+        settings = describe(model, train, given=given)
+        n_groups = len(group_table(outline(model), train))
+        assert settings.count("\n") + 1 + n_groups + 1 <= 40 - 16, names
 
 
 @pytest.mark.deep

@@ -529,6 +529,7 @@ class Config:
     a_knob_with_quite_a_long_name: str = "out/and_a_long_value"  # where
 
 (config,), given = configure(Config, description=__doc__)
+config.learning_rate = 0.1
 print(describe(config, given=given))
 '''
 HELP = """\
@@ -552,13 +553,9 @@ second section
                                 where [str]
 """
 DESCRIPTION = """\
-first section
-* n_layer                       100       learning_rate                 None
-second section
-* compile                       True      a_knob_with_quite_a_long_name out/and_a_long_value
-(* = not the default)
-small.py sets compile, a_knob_with_quite_a_long_name
-command line sets n_layer
+small.py: compile=True a_knob_with_quite_a_long_name=out/and_a_long_value
+command line: n_layer=100
+chosen: learning_rate=0.1
 """
 
 

@@ -83,7 +83,7 @@ def test_a_known_row(tmp_path):
     assert x == [[EOT, a, b, c, EOT, d, e, f, EOT, x_, y_, EOT, EOT, EOT, EOT, EOT]]
     assert y == [[-1, -1, c, EOT, -1, e, f, EOT, -1, y_, EOT, -1, -1, -1, -1, -1]]
     assert positions == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 0, 1, 2, 3, 4]]
-    assert data.describe() == "2 examples in 1 rows an epoch, 69% filled"
+    assert data.describe() == "2 examples in 1 row an epoch, 69% filled"
     assert data.loss_tokens(0, 1) == 7 and data.loss_tokens(3, 4) == 28
 
 
