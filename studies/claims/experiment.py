@@ -12,7 +12,7 @@ import math
 import statistics
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -34,9 +34,11 @@ from studies.claims.judge import (
     classify,
     holm,
     p_value,
+    paired_spread,
     plan_seeds,
     pool_variance,
 )
+from studies.claims.progress import WatchedRunner
 from studies.claims.study import (
     Claim,
     Number,
@@ -45,16 +47,17 @@ from studies.claims.study import (
     arms_in,
     compare_protocol,
     load_study,
+    locate,
     settings_of,
     split_value,
     squared_weights,
+    weights_of,
 )
 from studies.sweep.results import describe_hardware
 from studies.sweep.runner import (
     IGNORED_FIELDS,
     ROOT,
     Configs,
-    Runner,
     Stopped,
     TrainingRun,
     make_run,
@@ -65,7 +68,6 @@ from studies.sweep.runner import (
 
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
 TUNING_SEEDS = (0, 5)
-SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # seeds of the reported numbers
 MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
 
@@ -78,14 +80,16 @@ class ReproduceConfig:
     claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
     only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
     #   all
+    seeds: int = 0  # number of seeds of each of these claims; 0 = that in the claims file, or as
+    #   many as the spread over the tuning seeds asks for
     dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
     #   train nothing
     judge_only: bool = False  # run nothing: judge the recorded runs
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: PathName = "out/reproduce"  # folder of the runs
-    results: PathName = "docs/results"  # folder for NAME.md, and for NAME/ with the record and the
-    #   figures
+    results: PathName = ""  # folder for NAME.md, and for NAME/ with the record and the figure;
+    #   empty = docs/results for the claims files of studies/, the folder of --out for yours
 
 
 class MissingRun(Exception):
@@ -99,6 +103,14 @@ class Tuned(NamedTuple):
     files: str
     tried: dict[float, Losses] = {}  # {learning rate: losses of the tuning seeds}
     variants: dict[str, tuple[float, float]] = {}  # {further files or flags: (rate, mean loss)}
+
+
+class RunLabel(NamedTuple):
+    """What a run is of."""
+
+    arm: str
+    lr: float | None  # None: the config's own
+    seed: int
 
 
 class RateChoice(NamedTuple):
@@ -120,6 +132,12 @@ def choose_claims(only: str, study: Study) -> list[Claim]:
             f"{', '.join(allowed)}"
         )
     return [claim for claim in study.claims if not names or {claim.id, claim.paper} & names]
+
+
+def first_seeds(n: int) -> list[int]:
+    """The first n seeds of the reported numbers: 1, 2, …, without those that tune."""
+    seeds = [seed for seed in range(1, n + len(TUNING_SEEDS) + 1) if seed not in TUNING_SEEDS]
+    return seeds[:n]
 
 
 def choose_rate(losses: dict[int, float]) -> RateChoice:
@@ -198,20 +216,46 @@ class Record:
             write_file(self.path, lambda f: f.write(text.encode()))
 
 
+def choose_results(config: ReproduceConfig) -> Path:
+    """The folder for the page and the record: the given one; or docs/results for a claims file of
+    studies/, and for one whose record is there already; or else that of the runs."""
+    tracked = ROOT / "docs" / "results"
+    claims = ROOT / config.claims
+    if config.results:
+        return ROOT / config.results
+    if claims.resolve().parent == ROOT / "studies":
+        return tracked
+    in_out = ROOT / config.out
+    before = tracked / claims.stem / "record.json"
+    is_another = (ROOT / "studies" / claims.name).exists()  # the record is that file's
+    if is_another or not before.exists() or (in_out / claims.stem / "record.json").exists():
+        return in_out
+    print(
+        f"note: {before} is kept up to date, since it is there. New records of your claims are "
+        f"written to {in_out}: move the folder there if you like"
+    )
+    return tracked
+
+
 class Experiment:
     """A study that finds each number in the record, or trains and measures the runs for it."""
 
     def __init__(self, config: ReproduceConfig) -> None:
+        if config.seeds < 0:
+            raise ValueError(f"seeds={config.seeds} must not be negative (0 = planned)")
         self.config = config
         self.name = Path(config.claims).stem
-        self.study = load_study(str(ROOT / config.claims), {"loss", *quantities.MEASURES})
+        self.claims = ROOT / config.claims
+        self.study = load_study(str(self.claims), {"loss", *quantities.MEASURES})
         self.chosen = choose_claims(config.only, self.study)
-        self.folder = ROOT / config.results / self.name
+        self.results = choose_results(config)
+        self.folder = self.results / self.name
         self.record = Record(self.folder / "record.json")
         self.out = (ROOT / config.out / self.name).resolve()
         self.tune = cache(self.tune)
         self.plan = cache(self.plan)
-        self.runner = Runner(config.jobs, distributed=not self.study.tuned)
+        self.labels = {}  # {folder of a run: its RunLabel}
+        self.runner = WatchedRunner(self.describe, config.jobs, distributed=not self.study.tuned)
         self.may_train = False  # False: a run that is not recorded raises MissingRun
         self.missing = {}  # {folder: run} of these runs
 
@@ -242,7 +286,16 @@ class Experiment:
         if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
+        self.labels.setdefault(run.path, RunLabel(name, lr, seed))
         return run
+
+    def describe(self, path: Path) -> str:
+        """A run in words: the chosen claims that need it, its arm, learning rate and seed."""
+        name, lr, seed = self.labels[path]
+        names = {name} | {other for other, arm in self.study.arms.items() if arm.of == name}
+        ids = [claim.id for claim in self.chosen if names.intersection(arms_in(claim.numbers))]
+        rate = "its config's rate" if lr is None else f"rate {lr:g}"
+        return f"{', '.join(ids)}: {name}, {rate}, seed {seed}"
 
     def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> Configs:
         """The configurations of an arm's runs."""
@@ -295,24 +348,41 @@ class Experiment:
         claim = next(claim for claim in self.study.claims if claim.id == claim_id)
         if claim.cannot:
             return Plan(0, claim.cannot)
+        if self.config.seeds and claim in self.chosen:
+            return Plan(self.config.seeds, f"{self.config.seeds} seeds, set by --seeds")
         if claim.seeds:
             return Plan(claim.seeds, f"{claim.seeds} seeds, set in the claims file")
         spread = self.spread_of(claim.number)
         tuning = self.values(claim.number, TUNING_SEEDS)
-        tests = sum(not claim.cannot for claim in self.study.claims)
-        return plan_seeds(claim, tuning, spread, tests)
+        return plan_seeds(claim, tuning, spread, self.tests)
+
+    @property
+    def tests(self) -> int:
+        """The number of claims that Holm's correction counts."""
+        return sum(not claim.cannot for claim in self.study.claims)
 
     def spread_of(self, number: Number) -> float:
-        """The standard deviation of a number over seeds, estimated from the pairs of tuning seeds
-        at its arms' tuned rates and at their neighbours."""
-        pairs = []
+        """The standard deviation of a number over seeds, estimated from the two tuning seeds at its
+        arms' tuned rates and at their neighbours. If the study is not `paired`, as if its arms were
+        independent."""
+        gaps = {}  # {arm: {power of two: one seed's measure minus the other's}}
         for arm in arms_in([number]):
             tuned = self.tune(arm)
-            near = [losses for lr, losses in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
-            if number.measure != "loss" or not near:
-                near = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
-            pairs += [pair for pair in near if None not in pair]
-        variance = sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs))
+            near = {}
+            if number.measure == "loss":
+                near = {round(math.log2(lr / tuned.lr)): pair for lr, pair in tuned.tried.items()}
+            if not near:
+                near[0] = self.measure(number.measure, self.reported(arm, TUNING_SEEDS))
+            gaps[arm] = {}
+            for k, (first, second) in near.items():
+                if abs(k) <= 1 and None not in (first, second):
+                    gaps[arm][k] = first - second
+        if self.study.paired:
+            spread = paired_spread(weights_of(number.value), gaps)
+            if spread is not None:
+                return spread
+        squares = [gap**2 / 2 for arm in gaps.values() for gap in arm.values()]
+        variance = sum(squares) / max(1, len(squares))
         return math.sqrt(variance) * math.sqrt(squared_weights(number.value))
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
@@ -326,7 +396,7 @@ class Experiment:
                     n = max(n, planned)
                 elif name in arms_in(claim.sides):
                     n = max(n, min(planned, FEWEST))
-        return list(SEEDS[:n])
+        return first_seeds(n)
 
     def common_seeds(self, number: Number, claims: list[Claim] | None = None) -> Sequence[int]:
         """The seeds that all arms of a number are reported with; the tuning seeds if none."""
@@ -362,13 +432,36 @@ class Experiment:
     def check(self) -> None:
         """ValueError if a protocol is not the paper's and no reason is given, a dataset is not
         prepared, or there is no place to write to."""
-        check_folder(ROOT / self.config.out / self.name, "--out")
+        check_folder(self.out, "--out")
         check_folder(self.folder, "--results")
+        names = arms_in(number for claim in self.chosen for number in claim.numbers)
+        datasets = set()
+        for name in names:
+            try:
+                datasets.add(self.configs_of(name).train.dataset)
+            except (ValueError, OSError) as error:
+                place = locate(str(self.claims), name)
+                raise ValueError(f"{place}: arm {name!r}: {error}") from None
         for claim in self.chosen:
             self.protocol(claim)
-        names = arms_in(number for claim in self.chosen for number in claim.numbers)
-        for dataset in {self.configs_of(name).train.dataset for name in names}:
+            self.check_arms(claim)
+        for dataset in datasets:
             load_meta(dataset)
+
+    def check_arms(self, claim: Claim) -> None:
+        """ValueError if two arms of a number are one configuration at one rate."""
+        for number in claim.numbers:
+            seen = {}  # {settings and the source of the rate: arm}
+            for name in weights_of(number.value):
+                arm = self.study.arms[name]
+                settings = digest_settings(self.run_of(name, arm.lr, TUNING_SEEDS[0]))
+                other = seen.setdefault((settings, arm.of, arm.times, arm.tries), name)
+                if other != name:
+                    raise ValueError(
+                        f"{locate(str(self.claims), claim.id, number.value)}: claim {claim.id} "
+                        f"compares {other!r} and {name!r}, which have the same settings: what an "
+                        "arm adds may be so in its base already"
+                    )
 
     def protocol(self, claim: Claim) -> list[ProtocolRow]:
         """The claim's protocol beside the configurations of its primary number's arms."""
@@ -388,39 +481,68 @@ class Experiment:
 
     def train(self) -> int:
         """Settle all claims; returns the exit code."""
+        self.runner.unplanned = self.find_missing()
+        self.runner.expect(self.missing.values())
+        print(
+            f"{len(self.chosen)} claims: {self.runner.size()} runs, {self.runner.jobs} at a time, "
+            f"in {self.out}"
+        )
         self.may_train = True
-        _, code = self.runner.call_all(self.settle, {claim.id: (claim,) for claim in self.chosen})
+        with self.runner.watching():
+            tasks = {claim.id: (claim,) for claim in self.chosen}
+            _, code = self.runner.call_all(self.settle, tasks)
         self.may_train = False
         return code
 
     def settle(self, claim: Claim) -> None:
         """Tune a claim's arms, plan its seeds, and measure its numbers. The loss of every run is
         measured too, for the page."""
+        runs = self.runs_of(claim)
+        by_path = {run.path: run for group in runs.values() for run in group}  # each run once
+        if self.may_train:
+            self.expect(by_path.values())
+            self.runner.unplanned.discard(claim.id)
+            self.runner.say(f"{claim.id}: {self.plan(claim.id).why}")
+        self.measure("loss", list(by_path.values()))
+        for number in claim.numbers:
+            self.measure(number.measure, runs[number])
+
+    def runs_of(self, claim: Claim) -> dict[Number, list[TrainingRun]]:
+        """The reported runs of a claim's numbers. MissingRun if it may not be tuned and planned
+        yet."""
         self.plan(claim.id)
-        by_path = {}  # each run once
         runs = {}
         for number in claim.numbers:
             runs[number] = []
             for name in arms_in([number]):
                 runs[number] += self.reported(name, self.seeds_of(name, [claim]))
-            by_path |= {run.path: run for run in runs[number]}
-        self.measure("loss", list(by_path.values()))
-        for number in claim.numbers:
-            self.measure(number.measure, runs[number])
+        return runs
 
-    def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, the number
-        of claims that take more, and the commands."""
-        waiting = 0
+    def expect(self, runs: Iterable[TrainingRun]) -> None:
+        """Count those of the runs that are not recorded among those to train."""
+        self.runner.expect(run for run in runs if not self.record.measures(run))
+
+    def find_missing(self) -> set[str]:
+        """Fill `missing` with the runs that are known to be needed; returns the ids of the claims
+        that take more."""
+        waiting = set()
         for claim in self.chosen:
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
                     if not claim.cannot and not claim.seeds:
                         self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
             try:
-                self.settle(claim)
+                self.runs_of(claim)
             except MissingRun:
-                waiting += 1
+                waiting.add(claim.id)
+            with suppress(MissingRun):
+                self.settle(claim)
+        return waiting
+
+    def forecast(self) -> list[str]:
+        """Lines on the training that is left: runs, steps and tokens that are known now, the number
+        of claims that take more, and the commands."""
+        waiting = self.find_missing()
         runs = list(self.missing.values())
         steps = 0
         tokens = 0
@@ -432,8 +554,8 @@ class Experiment:
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
         if waiting:
             lines.append(
-                f"then {waiting} claims take more: rates, and {FEWEST} to {MOST} seeds of their "
-                "arms"
+                f"then {len(waiting)} claims take more: rates, and {FEWEST} to {MOST} seeds of "
+                "their arms"
             )
         return lines + [self.runner.command(run) for run in runs]
 
@@ -444,6 +566,7 @@ class Experiment:
         if missing and not self.may_train:
             self.missing |= {run.path: run for run in missing}
             raise MissingRun
+        self.expect(missing)
         with ThreadPoolExecutor(self.runner.jobs) as pool:
             list(pool.map(partial(self.train_and_measure, measure), missing))
         return [self.record.measures(run)[measure] for run in runs]
@@ -487,7 +610,8 @@ class Experiment:
                 row["class"] = "cannot judge"
                 row["why"] = plan.why
                 continue
-            row["pooled"] = self.pool(claim, values)
+            if not self.study.paired:
+                row["pooled"] = self.pool(claim, values)
             row["p"] = p_value(values[claim.number], claim, row["pooled"])
             judged.append(row)
         p_values = {row["claim"].id: row["p"] for row in judged if row["p"] is not None}
@@ -508,7 +632,8 @@ class Experiment:
         losses = []
         for name in arms_in(number for number in values if number.measure == measure):
             if len(self.seeds_of(name)) >= len(primary):
-                losses.append(self.measure(measure, self.reported(name, SEEDS[: len(primary)])))
+                runs = self.reported(name, first_seeds(len(primary)))
+                losses.append(self.measure(measure, runs))
         pooled = pool_variance([arm for arm in losses if None not in arm])
         if pooled is None or not all(map(math.isfinite, primary)):
             return None
@@ -523,7 +648,7 @@ class Experiment:
         for number in claim.numbers:
             seeds = None
             if number == claim.number and not claim.cannot:
-                seeds = SEEDS[:n] or TUNING_SEEDS
+                seeds = first_seeds(n) or TUNING_SEEDS
             elif number.measure != "loss":
                 seeds = self.common_seeds(number, [claim])
             with suppress(MissingRun):

@@ -8,6 +8,7 @@ decided by the interval.
 
 import math
 import statistics
+from collections.abc import Mapping
 from itertools import accumulate
 from types import ModuleType
 from typing import NamedTuple
@@ -47,6 +48,7 @@ class Interval(NamedTuple):
 class Plan(NamedTuple):
     seeds: int  # number of seeds; 0: the scale cannot judge the claim
     why: str
+    enough: int | None = None  # a number above MOST that would do; None: none is known
 
 
 class Verdict(NamedTuple):
@@ -167,6 +169,40 @@ def count_seeds(
     return None
 
 
+def paired_spread(weights: Mapping[str, int], gaps: dict[str, dict[int, float]]) -> float | None:
+    """The standard deviation over seeds of a sum of arms with these weights, from two seeds: {arm:
+    {rate as a power of two times the tuned one: the loss with one seed minus that with the other}}.
+    It is the root mean square of the sum's gap over √2, at the rates that all arms have: what a
+    seed adds to all arms cancels. None without such a rate."""
+    common = set.intersection(*(set(gaps[arm]) for arm in weights))
+    squares = []
+    for k in common:
+        gap = sum(weight * gaps[arm][k] for arm, weight in weights.items())
+        squares.append(gap**2 / 2)
+    return math.sqrt(statistics.mean(squares)) if squares else None
+
+
+def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int | None:
+    """The fewest seeds that decide an undecided claim with a chance of POWER, if the true mean and
+    spread are those of `values`, which are finite: that show the sign, or that the effect is
+    smaller than the smallest that matters. None: more than a thousand."""
+    spread = statistics.stdev(values)
+    mean = statistics.mean(values)
+    level = LEVEL / tests
+    two_sided = LEVEL / max(tests, 2)  # of the 95% interval, each end has half of LEVEL
+    inside = claim.effect - abs(mean)
+    if claim.expect == "not above":
+        inside = claim.effect - mean
+    counts = []
+    if inside > 0:
+        counts.append(count_seeds(inside, spread, two_sided, equal=True))
+    elif claim.expect in ("equal", "not above"):
+        counts.append(count_seeds(-inside, spread, level))
+    if claim.expect in ("below", "above") and mean:
+        counts.append(count_seeds(abs(mean), spread, level))
+    return min((n for n in counts if n), default=None)
+
+
 def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> Plan:
     """The number of seeds of a claim, from its number's values with the tuning seeds and from the
     standard deviation over seeds; the level is LEVEL over the number of tests, as in Holm's first
@@ -191,7 +227,7 @@ def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> 
     aim = aims.get(n) or " or ".join(aims.values())
     why = f"to see {aim} where the number's standard deviation is {spread:.2g}"
     if n is None or n > MOST:
-        return Plan(0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}")
+        return Plan(0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}", n)
     return Plan(n, f"{n} seeds, {why}")
 
 

@@ -2,6 +2,8 @@
 words, then each claim in full."""
 
 import math
+import os
+import re
 import textwrap
 from contextlib import suppress
 from pathlib import Path
@@ -9,16 +11,17 @@ from typing import Any
 
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import save_figure
-from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment, Losses, MissingRun
-from studies.claims.judge import CLASSES, FEWEST, Variance, interval
+from studies.claims.experiment import TUNING_SEEDS, Experiment, Losses, MissingRun
+from studies.claims.judge import CLASSES, FEWEST, MOST, Variance, count_seeds_to_decide, interval
 from studies.claims.study import Claim, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
 
+MORE_SEEDS = f"More seeds than {MOST} are trained only where they are set: `seeds=N` in a Claim, or `--seeds=N`."
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = (
     "# {title}\n\n{about}\n\n"
-    "[How claims are judged](../claims.md). Brackets are 95% intervals over the seeds "
+    "[How claims are judged]({docs}). Brackets are 95% intervals over the seeds "
     "(Student's t) at the learning rates\n"
     "given; a range is of two seeds.\n\n{note}\n"
 )
@@ -55,6 +58,10 @@ def format_values(values: list[float], pooled: Variance | None = None) -> str:
     return f"{mean} ({low} to {high})"
 
 
+def format_p(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
 def format_loss(loss: float | None) -> str:
     return "diverged" if loss in (None, math.inf) else f"{loss:.3f}"
 
@@ -87,7 +94,11 @@ def describe_runs(experiment: Experiment) -> str:
         machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
     days = sorted({run["machine"]["date"] for run in runs})
     tuning = ", ".join(map(str, TUNING_SEEDS))
-    reported = ", ".join(map(str, SEEDS))
+    words = " ".join(word for run in runs for word in run["args"])
+    seeds = set(map(int, re.findall(r"--seed=(\d+)", words))) - set(TUNING_SEEDS)
+    reported = "none"
+    if seeds:
+        reported = ", ".join(map(str, sorted(seeds)))
     hours = sum(run["seconds"] for run in runs) / 3600
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
@@ -226,7 +237,8 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         title = "The papers' claims, tested here"
     about = describe_runs(experiment)
     note = textwrap.fill(study.note, 120)
-    lines = [INTRO.format(title=title, about=about, note=note).rstrip()]
+    docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
+    lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip()]
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
         lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged))]
@@ -235,6 +247,7 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         lines.append(f"Not run yet: {', '.join(missing)}.\n")
     if len(judged) < len(rows):
         lines.append("## What this scale cannot judge\n")
+        lines.append(f"{MORE_SEEDS}\n")
         for row in rows[len(judged) :]:
             claim = row["claim"]
             paper = claim.paper or "ours"
@@ -255,13 +268,83 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write_page(experiment: Experiment) -> Path:
-    """Write the page and its figure; returns the page's path."""
+def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
+    """Write the page, with the verdicts of `judge`, and its figure; returns their paths."""
     curves = find_curves(experiment)
     make_folder(experiment.folder, "--results")
+    paths = [experiment.results / f"{experiment.name}.md"]
     if curves:
-        draw_rates(curves, experiment.folder / "rates.png")
-    path = ROOT / experiment.config.results / f"{experiment.name}.md"
-    text = render_page(experiment, experiment.judge(), curves)
-    write_file(path, lambda f: f.write(text.encode()))
-    return path
+        paths.append(experiment.folder / "rates.png")
+        draw_rates(curves, paths[-1])
+    text = render_page(experiment, verdicts, curves)
+    write_file(paths[0], lambda f: f.write(text.encode()))
+    return paths
+
+
+# -- the last lines of the command
+
+
+def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
+    """What went wrong, and the verdict on each chosen claim, in lines for the console."""
+    runner = experiment.runner
+    lines = []
+    if runner.diverged:
+        lines += ["diverged:", *(f"  {run}" for run in runner.diverged)]
+    if runner.failures:
+        lines += ["failed:", *(f"  {failure}" for failure in runner.failures)]
+    for claim in experiment.chosen:
+        row = verdicts.get(claim.id)
+        if row is None:
+            lines += ["", f"{claim.id}: no verdict yet, its runs are not all there"]
+        else:
+            lines += ["", *verdict_lines(row, experiment)]
+    return lines
+
+
+def verdict_lines(row: Row, experiment: Experiment) -> list[str]:
+    """The verdict on one claim, in words and numbers, and what would decide it."""
+    claim = row["claim"]
+    lines = [f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
+    values = row["values"].get(claim.number, [])
+    if values:
+        result = f"{claim.number.says}: {format_values(values, row['pooled'])}"
+        if row["p"] is not None and not any(map(math.isinf, values)):
+            result += ", 95% interval"
+        result += f"; {len(values)} seeds"
+        if row["p"] is not None:
+            result += f"; {format_p(row['p'])} after Holm's correction"
+        lines.append(f"  {result}")
+    if row["why"] and row["class"] != "undecided":
+        lines.append(f"  {row['why']}")
+    if row["class"] in ("undecided", "cannot judge"):
+        lines.append(f"  {advise(row, experiment)}")
+    return lines
+
+
+def advise(row: Row, experiment: Experiment) -> str:
+    """What would decide a claim that is not decided."""
+    claim = row["claim"]
+    values = row["values"].get(claim.number, [])
+    how = f"--only={claim.id} --seeds={{n}}, or seeds={{n}} in the claim"
+    if claim.cannot:
+        return "the claims file says so: take out `cannot` to test it"
+    if row["class"] == "cannot judge":
+        n = experiment.plan(claim.id).enough
+    elif len(values) < FEWEST:
+        n = FEWEST
+    elif not all(map(math.isfinite, values)):
+        return f"{row['why']}: more seeds do not help, a lower learning rate may"
+    else:
+        n = count_seeds_to_decide(values, claim, experiment.tests)
+    if n is None:
+        return (
+            "more than 1,000 seeds would be needed: a longer run or a larger `smallest` may "
+            "decide it"
+        )
+    how = how.format(n=n)
+    if row["class"] == "cannot judge" or len(values) < FEWEST:
+        return f"{n} seeds would do: {how}"
+    return (
+        f"{n} seeds would decide it with a chance of 80%, if mean and spread stay: {how}. Then p "
+        "is of a second look: too small"
+    )

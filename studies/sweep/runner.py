@@ -180,6 +180,7 @@ class Runner:
         self.children = set()  # processes of the runs being trained
         self.stopping = False
         self.made = []  # names of the runs trained by this process
+        self.failures = []  # one line for each call that failed
         self.locks = {}  # {a run's folder: its lock between threads}
 
     def stop(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
@@ -208,10 +209,11 @@ class Runner:
                     future.result()
                     finished.append(name)
                 except Stopped:
-                    print("stopped; the same command goes on from here", flush=True)
+                    self.say("stopped; the same command goes on from here")
                     return finished, 128 + self.ended_by
                 except (ValueError, OSError, ArithmeticError) as error:
-                    print(f"error: {name}: {error}", file=sys.stderr, flush=True)
+                    self.failures.append(f"{name}: {error}")
+                    self.say(f"error: {name}: {error}", error=True)
                     code = 1
         finally:
             self.stop()
@@ -219,6 +221,9 @@ class Runner:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return finished, code
+
+    def say(self, line: str, error: bool = False) -> None:
+        print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
     def command(self, run: TrainingRun) -> str:
         """The command that trains the run, for a shell in the repository."""
@@ -240,10 +245,16 @@ class Runner:
             if is_finished(run):
                 return
             self.train(run)
-        word, loss = read_outcome(run.path)
         self.made.append(run.path.name)
-        result = word if loss is None else f"loss {loss:.4f}"
-        print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
+        self.report(run, read_outcome(run.path))
+
+    def began(self, run: TrainingRun) -> None:
+        """Called when the process of a run is started."""
+
+    def report(self, run: TrainingRun, outcome: Outcome) -> None:
+        """Print the result of a run that was trained."""
+        result = outcome.word if outcome.loss is None else f"loss {outcome.loss:.4f}"
+        self.say(f"{len(self.made)} made: {run.path.name}  {result}")
 
     def train(self, run: TrainingRun) -> None:
         """Start train.py on `run`, which goes on from its last checkpoint, and wait. ValueError if
@@ -257,6 +268,7 @@ class Runner:
                 command = [sys.executable, *self.launch(run)]
                 streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                 child = subprocess.Popen(command, cwd=ROOT, env=self.env | slot, **streams)
+            self.began(run)
             self.children.add(child)
             if self.stopping:  # `stop` has not seen this child
                 child.terminate()
