@@ -502,7 +502,9 @@ class Experiment:
         if self.may_train:
             self.expect(by_path.values())
             self.runner.unplanned.discard(claim.id)
-            self.runner.say(f"{claim.id}: {self.plan(claim.id).why}")
+            plan = self.plan(claim.id)
+            word = "" if plan.seeds else "cannot judge: "
+            self.runner.say(f"{claim.id}: {word}{plan.why}")
         self.measure("loss", list(by_path.values()))
         for number in claim.numbers:
             self.measure(number.measure, runs[number])

@@ -17,7 +17,10 @@ from studies.claims.study import Claim, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
 
-MORE_SEEDS = f"More seeds than {MOST} are trained only where they are set: `seeds=N` in a Claim, or `--seeds=N`."
+MORE_SEEDS = (
+    f"A claim gets more than {MOST} seeds only if they are set: `seeds=N` in its Claim, or "
+    "`--seeds=N`."
+)
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = (
     "# {title}\n\n{about}\n\n"

@@ -261,7 +261,7 @@ def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
         made, "seeds_of", lambda name, claims=None: [1, 2] if claims == [claim] else [1, 2, 3, 4]
     )
     monkeypatch.setattr(made, "values", lambda number, seeds=None: seeds)
-    assert list(made.find_values(claim, 3).values()) == [(1, 2, 3), [1, 2], None]
+    assert list(made.find_values(claim, 3).values()) == [[1, 2, 3], [1, 2], None]
     assert made.find_values(claim, 0)[planned] == TUNING_SEEDS  # the plan gives it up
 
 
