@@ -56,6 +56,7 @@ def main() -> int:
         code = 0
     else:
         print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
+        runner.progress.needed = {run.path for run in runs.values()}
         tasks = {name: (run,) for name, run in runs.items()}
         finished, code = runner.call_all(runner.finish, tasks)
     lines, results = write_results(points, finished, folder, sys.argv)

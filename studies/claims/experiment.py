@@ -7,20 +7,22 @@ derived from it alone. A run's name ends with a digest of its command; "settings
 resolved configuration.
 """
 
+import io
 import json
 import math
 import statistics
+import sys
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from configurator import PathName
+from configurator import PathName, Range, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
@@ -29,16 +31,16 @@ from studies.claims import quantities
 from studies.claims.judge import (
     FEWEST,
     MOST,
+    Losses,
     Plan,
     Variance,
     classify,
     holm,
     p_value,
-    paired_spread,
+    paired_variance,
     plan_seeds,
     pool_variance,
 )
-from studies.claims.progress import WatchedRunner
 from studies.claims.study import (
     Claim,
     Number,
@@ -58,20 +60,20 @@ from studies.sweep.runner import (
     IGNORED_FIELDS,
     ROOT,
     Configs,
+    Runner,
     Stopped,
     TrainingRun,
     make_run,
     read_origin,
     read_outcome,
     resolve_configs,
+    say,
 )
 
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
 TUNING_SEEDS = (0, 5)
 MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
-
-Losses = list[float | None]  # one for each seed, None where the run diverged
 
 
 @dataclass
@@ -80,7 +82,9 @@ class ReproduceConfig:
     claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
     only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
     #   all
-    seeds: int = 0  # number of seeds of each of these claims; 0 = that in the claims file, or as
+    seeds: Annotated[int, Range(ge=0)] = (
+        0  # number of seeds of each of these claims; 0 = that in the claims file, or as
+    )
     #   many as the spread over the tuning seeds asks for
     dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
     #   train nothing
@@ -103,14 +107,6 @@ class Tuned(NamedTuple):
     files: str
     tried: dict[float, Losses] = {}  # {learning rate: losses of the tuning seeds}
     variants: dict[str, tuple[float, float]] = {}  # {further files or flags: (rate, mean loss)}
-
-
-class RunLabel(NamedTuple):
-    """What a run is of."""
-
-    arm: str
-    lr: float | None  # None: the config's own
-    seed: int
 
 
 class RateChoice(NamedTuple):
@@ -218,44 +214,40 @@ class Record:
 
 def choose_results(config: ReproduceConfig) -> Path:
     """The folder for the page and the record: the given one; or docs/results for a claims file of
-    studies/, and for one whose record is there already; or else that of the runs."""
-    tracked = ROOT / "docs" / "results"
-    claims = ROOT / config.claims
+    studies/, and for yours if its record is there already; or else that of the runs."""
     if config.results:
         return ROOT / config.results
-    if claims.resolve().parent == ROOT / "studies":
-        return tracked
-    in_out = ROOT / config.out
-    before = tracked / claims.stem / "record.json"
-    is_another = (ROOT / "studies" / claims.name).exists()  # the record is that file's
-    if is_another or not before.exists() or (in_out / claims.stem / "record.json").exists():
-        return in_out
-    print(
-        f"note: {before} is kept up to date, since it is there. New records of your claims are "
-        f"written to {in_out}: move the folder there if you like"
-    )
-    return tracked
+    tracked = ROOT / "docs" / "results"
+    claims = Path(config.claims)
+    ours = ROOT / "studies" / claims.name
+    is_tracked = (tracked / claims.stem / "record.json").exists()
+    if ours.exists():
+        is_tracked = ours.resolve() == (ROOT / claims).resolve()
+    return tracked if is_tracked else ROOT / config.out
 
 
 class Experiment:
     """A study that finds each number in the record, or trains and measures the runs for it."""
 
     def __init__(self, config: ReproduceConfig) -> None:
-        if config.seeds < 0:
-            raise ValueError(f"seeds={config.seeds} must not be negative (0 = planned)")
+        check_ranges(config)
         self.config = config
         self.name = Path(config.claims).stem
-        self.claims = ROOT / config.claims
-        self.study = load_study(str(self.claims), {"loss", *quantities.MEASURES})
+        self.claims = str(ROOT / config.claims)
+        self.study = load_study(self.claims, {"loss", *quantities.MEASURES})
         self.chosen = choose_claims(config.only, self.study)
+        if config.seeds:
+            chosen = {claim.id: claim._replace(seeds=config.seeds) for claim in self.chosen}
+            self.chosen = list(chosen.values())
+            claims = [chosen.get(claim.id, claim) for claim in self.study.claims]
+            self.study = self.study._replace(claims=claims)
         self.results = choose_results(config)
         self.folder = self.results / self.name
         self.record = Record(self.folder / "record.json")
         self.out = (ROOT / config.out / self.name).resolve()
         self.tune = cache(self.tune)
         self.plan = cache(self.plan)
-        self.labels = {}  # {folder of a run: its RunLabel}
-        self.runner = WatchedRunner(self.describe, config.jobs, distributed=not self.study.tuned)
+        self.runner = Runner(config.jobs, distributed=not self.study.tuned)
         self.may_train = False  # False: a run that is not recorded raises MissingRun
         self.missing = {}  # {folder: run} of these runs
 
@@ -286,16 +278,12 @@ class Experiment:
         if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
-        self.labels.setdefault(run.path, RunLabel(name, lr, seed))
+        if run.path not in self.runner.names:
+            ids = [claim.id for claim in self.chosen if name in arms_in(claim.numbers)]
+            rate = flags.get("learning_rate", "of its config")
+            words = f"{name} ({', '.join(ids)}), learning rate {rate}, seed {seed}"
+            self.runner.names[run.path] = words
         return run
-
-    def describe(self, path: Path) -> str:
-        """A run in words: the chosen claims that need it, its arm, learning rate and seed."""
-        name, lr, seed = self.labels[path]
-        names = {name} | {other for other, arm in self.study.arms.items() if arm.of == name}
-        ids = [claim.id for claim in self.chosen if names.intersection(arms_in(claim.numbers))]
-        rate = "its config's rate" if lr is None else f"rate {lr:g}"
-        return f"{', '.join(ids)}: {name}, {rate}, seed {seed}"
 
     def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> Configs:
         """The configurations of an arm's runs."""
@@ -348,10 +336,8 @@ class Experiment:
         claim = next(claim for claim in self.study.claims if claim.id == claim_id)
         if claim.cannot:
             return Plan(0, claim.cannot)
-        if self.config.seeds and claim in self.chosen:
-            return Plan(self.config.seeds, f"{self.config.seeds} seeds, set by --seeds")
         if claim.seeds:
-            return Plan(claim.seeds, f"{claim.seeds} seeds, set in the claims file")
+            return Plan(claim.seeds, f"{claim.seeds} seeds, as the claims file or --seeds says")
         spread = self.spread_of(claim.number)
         tuning = self.values(claim.number, TUNING_SEEDS)
         return plan_seeds(claim, tuning, spread, self.tests)
@@ -363,26 +349,20 @@ class Experiment:
 
     def spread_of(self, number: Number) -> float:
         """The standard deviation of a number over seeds, estimated from the two tuning seeds at its
-        arms' tuned rates and at their neighbours. If the study is not `paired`, as if its arms were
-        independent."""
-        gaps = {}  # {arm: {power of two: one seed's measure minus the other's}}
+        arms' tuned rates and at their neighbours: of the number itself, or, if the study is not
+        `paired`, as if its arms were independent."""
+        near = []  # for each arm [losses with the tuning seeds] at these rates
         for arm in arms_in([number]):
             tuned = self.tune(arm)
-            near = {}
-            if number.measure == "loss":
-                near = {round(math.log2(lr / tuned.lr)): pair for lr, pair in tuned.tried.items()}
-            if not near:
-                near[0] = self.measure(number.measure, self.reported(arm, TUNING_SEEDS))
-            gaps[arm] = {}
-            for k, (first, second) in near.items():
-                if abs(k) <= 1 and None not in (first, second):
-                    gaps[arm][k] = first - second
+            pairs = [losses for lr, losses in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
+            if number.measure != "loss" or not pairs:
+                pairs = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
+            near.append(pairs)
+        weights = list(weights_of(number.value).values())
         if self.study.paired:
-            spread = paired_spread(weights_of(number.value), gaps)
-            if spread is not None:
-                return spread
-        squares = [gap**2 / 2 for arm in gaps.values() for gap in arm.values()]
-        variance = sum(squares) / max(1, len(squares))
+            return math.sqrt(paired_variance(weights, near))
+        pairs = [pair for arm in near for pair in arm if None not in pair]
+        variance = sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs))
         return math.sqrt(variance) * math.sqrt(squared_weights(number.value))
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
@@ -437,16 +417,23 @@ class Experiment:
         names = arms_in(number for claim in self.chosen for number in claim.numbers)
         datasets = set()
         for name in names:
-            try:
-                datasets.add(self.configs_of(name).train.dataset)
-            except (ValueError, OSError) as error:
-                place = locate(str(self.claims), name)
-                raise ValueError(f"{place}: arm {name!r}: {error}") from None
+            datasets.add(self.read_arm(name).train.dataset)
         for claim in self.chosen:
             self.protocol(claim)
             self.check_arms(claim)
         for dataset in datasets:
             load_meta(dataset)
+
+    def read_arm(self, name: str) -> Configs:
+        """The configurations of an arm's runs. ValueError, with its line in the claims file, for a
+        mistake in its files or flags."""
+        printed = io.StringIO()  # the mistake, if a command line cannot be read
+        try:
+            with redirect_stderr(printed):
+                return self.configs_of(name)
+        except (ValueError, SystemExit) as error:
+            mistake = printed.getvalue().strip().removeprefix("error: ") or error
+        raise ValueError(f"{locate(self.claims, name)}: arm {name!r}: {mistake}")
 
     def check_arms(self, claim: Claim) -> None:
         """ValueError if two arms of a number are one configuration at one rate."""
@@ -458,9 +445,8 @@ class Experiment:
                 other = seen.setdefault((settings, arm.of, arm.times, arm.tries), name)
                 if other != name:
                     raise ValueError(
-                        f"{locate(str(self.claims), claim.id, number.value)}: claim {claim.id} "
-                        f"compares {other!r} and {name!r}, which have the same settings: what an "
-                        "arm adds may be so in its base already"
+                        f"{locate(self.claims, name)}: {other!r} and {name!r}, which claim "
+                        f"{claim.id} compares, have the same settings: the base may have them too"
                     )
 
     def protocol(self, claim: Claim) -> list[ProtocolRow]:
@@ -481,48 +467,32 @@ class Experiment:
 
     def train(self) -> int:
         """Settle all claims; returns the exit code."""
-        self.runner.unplanned = self.find_missing()
-        self.runner.expect(self.missing.values())
-        print(
-            f"{len(self.chosen)} claims: {self.runner.size()} runs, {self.runner.jobs} at a time, "
-            f"in {self.out}"
-        )
+        progress = self.runner.progress
+        progress.waiting = self.find_missing()
+        progress.needed = set(self.missing)
+        print(f"{progress.size()} runs, {self.runner.jobs} at a time, in {self.out}", flush=True)
         self.may_train = True
-        with self.runner.watching():
-            tasks = {claim.id: (claim,) for claim in self.chosen}
-            _, code = self.runner.call_all(self.settle, tasks)
+        _, code = self.runner.call_all(self.settle, {claim.id: (claim,) for claim in self.chosen})
         self.may_train = False
         return code
 
     def settle(self, claim: Claim) -> None:
         """Tune a claim's arms, plan its seeds, and measure its numbers. The loss of every run is
         measured too, for the page."""
-        runs = self.runs_of(claim)
-        by_path = {run.path: run for group in runs.values() for run in group}  # each run once
-        if self.may_train:
-            self.expect(by_path.values())
-            self.runner.unplanned.discard(claim.id)
-            plan = self.plan(claim.id)
-            word = "" if plan.seeds else "cannot judge: "
-            self.runner.say(f"{claim.id}: {word}{plan.why}")
-        self.measure("loss", list(by_path.values()))
-        for number in claim.numbers:
-            self.measure(number.measure, runs[number])
-
-    def runs_of(self, claim: Claim) -> dict[Number, list[TrainingRun]]:
-        """The reported runs of a claim's numbers. MissingRun if it may not be tuned and planned
-        yet."""
-        self.plan(claim.id)
+        plan = self.plan(claim.id)
+        by_path = {}  # each run once
         runs = {}
         for number in claim.numbers:
             runs[number] = []
             for name in arms_in([number]):
                 runs[number] += self.reported(name, self.seeds_of(name, [claim]))
-        return runs
-
-    def expect(self, runs: Iterable[TrainingRun]) -> None:
-        """Count those of the runs that are not recorded among those to train."""
-        self.runner.expect(run for run in runs if not self.record.measures(run))
+            by_path |= {run.path: run for run in runs[number]}
+        if self.may_train:
+            self.runner.progress.waiting.discard(claim.id)
+            say(f"{claim.id}: {plan.why}", sys.stdout)
+        self.measure("loss", list(by_path.values()))
+        for number in claim.numbers:
+            self.measure(number.measure, runs[number])
 
     def find_missing(self) -> set[str]:
         """Fill `missing` with the runs that are known to be needed; returns the ids of the claims
@@ -534,11 +504,9 @@ class Experiment:
                     if not claim.cannot and not claim.seeds:
                         self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
             try:
-                self.runs_of(claim)
+                self.settle(claim)
             except MissingRun:
                 waiting.add(claim.id)
-            with suppress(MissingRun):
-                self.settle(claim)
         return waiting
 
     def forecast(self) -> list[str]:
@@ -568,7 +536,7 @@ class Experiment:
         if missing and not self.may_train:
             self.missing |= {run.path: run for run in missing}
             raise MissingRun
-        self.expect(missing)
+        self.runner.progress.needed.update(run.path for run in missing)
         with ThreadPoolExecutor(self.runner.jobs) as pool:
             list(pool.map(partial(self.train_and_measure, measure), missing))
         return [self.record.measures(run)[measure] for run in runs]
@@ -612,8 +580,7 @@ class Experiment:
                 row["class"] = "cannot judge"
                 row["why"] = plan.why
                 continue
-            if not self.study.paired:
-                row["pooled"] = self.pool(claim, values)
+            row["pooled"] = self.pool(claim, values)
             row["p"] = p_value(values[claim.number], claim, row["pooled"])
             judged.append(row)
         p_values = {row["claim"].id: row["p"] for row in judged if row["p"] is not None}
@@ -628,7 +595,9 @@ class Experiment:
 
     def pool(self, claim: Claim, values: dict[Number, list[float]]) -> Variance | None:
         """The variance of the primary number, pooled over the claim's arms with the same measure
-        that have all its seeds; None if they may not be pooled."""
+        that have all its seeds; None if they may not be pooled, or if the study is `paired`."""
+        if self.study.paired:
+            return None
         measure = claim.number.measure
         primary = values[claim.number]
         losses = []

@@ -8,7 +8,7 @@ decided by the interval.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import NamedTuple
@@ -34,6 +34,9 @@ MOST = 16
 SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are not pooled
 
 
+Losses = list[float | None]  # one for each seed, None where the run diverged
+
+
 class Variance(NamedTuple):
     variance: float  # variance of one value
     freedom: int  # degrees of freedom
@@ -48,7 +51,6 @@ class Interval(NamedTuple):
 class Plan(NamedTuple):
     seeds: int  # number of seeds; 0: the scale cannot judge the claim
     why: str
-    enough: int | None = None  # a number above MOST that would do; None: none is known
 
 
 class Verdict(NamedTuple):
@@ -169,38 +171,28 @@ def count_seeds(
     return None
 
 
-def paired_spread(weights: Mapping[str, int], gaps: dict[str, dict[int, float]]) -> float | None:
-    """The standard deviation over seeds of a sum of arms with these weights, from two seeds: {arm:
-    {rate as a power of two times the tuned one: the loss with one seed minus that with the other}}.
-    It is the root mean square of the sum's gap over √2, at the rates that all arms have: what a
-    seed adds to all arms cancels. None without such a rate."""
-    common = set.intersection(*(set(gaps[arm]) for arm in weights))
+def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float:
+    """The variance over seeds of a sum of arms with these weights, from the losses with two seeds,
+    for each arm at its tuned rate and at those beside it. An arm with one rate goes with each of
+    the others'. What a seed adds to all arms cancels."""
+    n_rates = max(map(len, losses))
     squares = []
-    for k in common:
-        gap = sum(weight * gaps[arm][k] for arm, weight in weights.items())
-        squares.append(gap**2 / 2)
-    return math.sqrt(statistics.mean(squares)) if squares else None
+    for pairs in zip(*(arm * n_rates if len(arm) == 1 else arm for arm in losses), strict=False):
+        if not any(None in pair for pair in pairs):
+            gap = sum(w * (pair[0] - pair[1]) for w, pair in zip(weights, pairs, strict=True))
+            squares.append(gap**2 / 2)
+    return sum(squares) / max(1, len(squares))
 
 
 def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int | None:
     """The fewest seeds that decide an undecided claim with a chance of POWER, if the true mean and
-    spread are those of `values`, which are finite: that show the sign, or that the effect is
-    smaller than the smallest that matters. None: more than a thousand."""
-    spread = statistics.stdev(values)
-    mean = statistics.mean(values)
-    level = LEVEL / tests
-    two_sided = LEVEL / max(tests, 2)  # of the 95% interval, each end has half of LEVEL
-    inside = claim.effect - abs(mean)
-    if claim.expect == "not above":
-        inside = claim.effect - mean
-    counts = []
-    if inside > 0:
-        counts.append(count_seeds(inside, spread, two_sided, equal=True))
-    elif claim.expect in ("equal", "not above"):
-        counts.append(count_seeds(-inside, spread, level))
-    if claim.expect in ("below", "above") and mean:
-        counts.append(count_seeds(abs(mean), spread, level))
-    return min((n for n in counts if n), default=None)
+    spread are those of `values`, which are finite; None: more than a thousand. They must show that
+    the mean is not the smallest effect that matters or, for a claim of a sign, not 0."""
+    mean = abs(statistics.mean(values))
+    distance = abs(claim.effect - mean)
+    if claim.expect in ("below", "above"):
+        distance = max(distance, mean)
+    return count_seeds(distance, statistics.stdev(values), LEVEL / tests)
 
 
 def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> Plan:
@@ -227,7 +219,7 @@ def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> 
     aim = aims.get(n) or " or ".join(aims.values())
     why = f"to see {aim} where the number's standard deviation is {spread:.2g}"
     if n is None or n > MOST:
-        return Plan(0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}", n)
+        return Plan(0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}")
     return Plan(n, f"{n} seeds, {why}")
 
 

@@ -3,7 +3,6 @@ words, then each claim in full."""
 
 import math
 import os
-import re
 import textwrap
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +11,11 @@ from typing import Any
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import save_figure
 from studies.claims.experiment import TUNING_SEEDS, Experiment, Losses, MissingRun
-from studies.claims.judge import CLASSES, FEWEST, MOST, Variance, count_seeds_to_decide, interval
+from studies.claims.judge import CLASSES, FEWEST, Variance, count_seeds_to_decide, interval
 from studies.claims.study import Claim, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
 
-MORE_SEEDS = (
-    f"A claim gets more than {MOST} seeds only if they are set: `seeds=N` in its Claim, or "
-    "`--seeds=N`."
-)
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = (
     "# {title}\n\n{about}\n\n"
@@ -61,10 +56,6 @@ def format_values(values: list[float], pooled: Variance | None = None) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def format_p(p: float) -> str:
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
-
-
 def format_loss(loss: float | None) -> str:
     return "diverged" if loss in (None, math.inf) else f"{loss:.3f}"
 
@@ -97,11 +88,8 @@ def describe_runs(experiment: Experiment) -> str:
         machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
     days = sorted({run["machine"]["date"] for run in runs})
     tuning = ", ".join(map(str, TUNING_SEEDS))
-    words = " ".join(word for run in runs for word in run["args"])
-    seeds = set(map(int, re.findall(r"--seed=(\d+)", words))) - set(TUNING_SEEDS)
-    reported = "none"
-    if seeds:
-        reported = ", ".join(map(str, sorted(seeds)))
+    seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
+    reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
@@ -250,7 +238,6 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         lines.append(f"Not run yet: {', '.join(missing)}.\n")
     if len(judged) < len(rows):
         lines.append("## What this scale cannot judge\n")
-        lines.append(f"{MORE_SEEDS}\n")
         for row in rows[len(judged) :]:
             claim = row["claim"]
             paper = claim.paper or "ours"
@@ -288,66 +275,26 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
 
 
 def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
-    """What went wrong, and the verdict on each chosen claim, in lines for the console."""
-    runner = experiment.runner
-    lines = []
-    if runner.diverged:
-        lines += ["diverged:", *(f"  {run}" for run in runner.diverged)]
-    if runner.failures:
-        lines += ["failed:", *(f"  {failure}" for failure in runner.failures)]
+    """The calls that failed, and the verdict on each chosen claim in words and numbers."""
+    lines = [f"failed: {failure}" for failure in experiment.runner.failures]
     for claim in experiment.chosen:
         row = verdicts.get(claim.id)
         if row is None:
-            lines += ["", f"{claim.id}: no verdict yet, its runs are not all there"]
-        else:
-            lines += ["", *verdict_lines(row, experiment)]
-    return lines
-
-
-def verdict_lines(row: Row, experiment: Experiment) -> list[str]:
-    """The verdict on one claim, in words and numbers, and what would decide it."""
-    claim = row["claim"]
-    lines = [f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
-    values = row["values"].get(claim.number, [])
-    if values:
-        result = f"{claim.number.says}: {format_values(values, row['pooled'])}"
-        if row["p"] is not None and not any(map(math.isinf, values)):
-            result += ", 95% interval"
-        result += f"; {len(values)} seeds"
+            lines += ["", f"{claim.id}: no verdict, since not all of its runs are there"]
+            continue
+        lines += ["", f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
+        values = row["values"].get(claim.number, [])
+        ours = format_values(values, row["pooled"])
+        lines.append(f"  {claim.number.says}: {ours}, {len(values)} seeds")
         if row["p"] is not None:
-            result += f"; {format_p(row['p'])} after Holm's correction"
-        lines.append(f"  {result}")
-    if row["why"] and row["class"] != "undecided":
-        lines.append(f"  {row['why']}")
-    if row["class"] in ("undecided", "cannot judge"):
-        lines.append(f"  {advise(row, experiment)}")
+            lines[-1] += f", 95% interval; p = {row['p']:.2g} after Holm's correction"
+        if row["why"]:
+            lines.append(f"  {row['why']}")
+        if row["class"] == "undecided" and all(map(math.isfinite, values)):
+            n = FEWEST
+            if len(values) >= FEWEST:
+                n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
+            lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
+    if {"undecided", "cannot judge"} & {row["class"] for row in verdicts.values()}:
+        lines += ["", "more seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim"]
     return lines
-
-
-def advise(row: Row, experiment: Experiment) -> str:
-    """What would decide a claim that is not decided."""
-    claim = row["claim"]
-    values = row["values"].get(claim.number, [])
-    how = f"--only={claim.id} --seeds={{n}}, or seeds={{n}} in the claim"
-    if claim.cannot:
-        return "the claims file says so: take out `cannot` to test it"
-    if row["class"] == "cannot judge":
-        n = experiment.plan(claim.id).enough
-    elif len(values) < FEWEST:
-        n = FEWEST
-    elif not all(map(math.isfinite, values)):
-        return f"{row['why']}: more seeds do not help, a lower learning rate may"
-    else:
-        n = count_seeds_to_decide(values, claim, experiment.tests)
-    if n is None:
-        return (
-            "more than 1,000 seeds would be needed: a longer run or a larger `smallest` may "
-            "decide it"
-        )
-    how = how.format(n=n)
-    if row["class"] == "cannot judge" or len(values) < FEWEST:
-        return f"{n} seeds would do: {how}"
-    return (
-        f"{n} seeds would decide it with a chance of 80%, if mean and spread stay: {how}. Then p "
-        "is of a second look: too small"
-    )

@@ -158,16 +158,17 @@ def load_study(path: str, measures: set[str]) -> Study:
     try:
         study = runpy.run_path(path).get("study")
     except (Exception, SystemExit) as error:  # anything in the user's file may fail
-        raise ValueError(f"{path}:{line_of(error, path)}: {describe_mistake(error)}") from None
+        raise ValueError(
+            f"{path}:{line_of(error, path)}: {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(study, Study):
         raise ValueError(f"{path} has no `study = Study(…)`: docs/claims.md shows one")
     try:
-        problem = next(find_problems(study, measures), None)
+        problems = list(find_problems(study, measures))
     except (AttributeError, TypeError) as error:
-        message = f"a Study, Arm, Claim or Number has a value of another type ({error})"
-        raise ValueError(f"{locate(path, 'study')}: {message}") from None
-    if problem:
-        raise ValueError(f"{locate(path, *problem.words)}: {problem.message}")
+        raise ValueError(f"{path}: a field of the study has another type: {error}") from None
+    for name, problem in problems:
+        raise ValueError(f"{locate(path, name)}: {problem}")
     return study
 
 
@@ -178,38 +179,16 @@ def line_of(error: BaseException, path: str) -> int | str:
     return lines[-1] if lines else getattr(error, "lineno", "?")
 
 
-def describe_mistake(error: BaseException) -> str:
-    """An error of a claims file in one line; for a field that does not exist, with those that
-    do."""
-    field = re.search(r"^(\w+)\.__new__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    made = globals().get(field[1]) if field else None
-    if made is None:
-        return f"{type(error).__name__}: {error}"
-    return f"{field[1]} has no field {field[2]!r}: it has {', '.join(made._fields)}"
+def locate(path: str, name: str) -> str:
+    """FILE:LINE of the first place in a claims file where a string is `name`; without the line
+    where there is none."""
+    before, found, _ = Path(path).read_text(encoding="utf-8").partition(f'"{name}"')
+    return f"{path}:{before.count(chr(10)) + 1}" if found else path
 
 
-def locate(path: str, *words: str) -> str:
-    """ "file:line" of the place in a claims file where a string begins with the first of these
-    words, or of the next words after it; without the line where none is found."""
-    source = Path(path).read_text(encoding="utf-8")
-    start = re.search(f"\\b{words[0]} =|[\"']{re.escape(words[0])}", source)
-    if start is None:
-        return path
-    position = start.start()
-    for word in words[1:]:
-        position = max(position, source.find(word, position))
-    line = 1 + source.count("\n", 0, position)
-    return f"{path}:{line}"
-
-
-class Problem(NamedTuple):
-    message: str
-    words: tuple[str, ...]  # words that lead to its place in the file, for `locate`
-
-
-def find_problems(study: Study, measures: set[str]) -> Iterator[Problem]:
-    """The contradictions in a study."""
-    names = []  # (whose, where a name is used, the name, the names allowed there)
+def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]:
+    """The contradictions in a study: the name of an arm or claim, and what is wrong with it."""
+    names = []  # (arm or claim, where a name is used, the name, the names allowed there)
     for name, arm in study.arms.items():
         names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
@@ -219,10 +198,8 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[Problem]:
         where = f"claim {claim.id}"
         has_effect = claim.number.published or claim.smallest is not None
         if not has_effect or claim.effect <= 0:
-            message = "smallest, the smallest effect that matters, must be a number above 0"
-            yield Problem(f"{where}: {message}", (claim.id, "smallest"))
-        if claim.seeds < 0:
-            yield Problem(f"{where}: seeds must not be negative", (claim.id, "seeds"))
+            problem = "smallest, the smallest effect that matters, must be a number above 0"
+            yield claim.id, f"{where}: {problem}"
         names.append((claim.id, f"expect of {where}", claim.expect, signs))
         for name in arms_in(claim.numbers):
             names.append((claim.id, f"an arm of {where}", name, study.arms))
@@ -230,12 +207,10 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[Problem]:
             names.append((claim.id, f"a measure of {where}", number.measure, measures))
     for owner, where, name, allowed in names:
         if name not in allowed:
-            message = f"{where}: {name!r} is not one of {', '.join(sorted(allowed))}"
-            yield Problem(message, (owner, name))
-    ids = Counter(claim.id for claim in study.claims)
-    for name, count in ids.items():
+            yield owner, f"{where}: {name!r} is not one of {', '.join(sorted(allowed))}"
+    for name, count in Counter(claim.id for claim in study.claims).items():
         if count > 1:
-            yield Problem(f"two claims have one id, {name!r}", (name,))
+            yield name, f"two claims have one id, {name!r}"
 
 
 def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, object]:

@@ -21,9 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import torch
+from tqdm import tqdm
 
 from configurator import configure
 from layers.cores import own_cores
@@ -34,6 +35,7 @@ from nanodnt.run.environment import GROUP
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
+from studies.sweep.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]  # root of the repository
 # fields of config.json that may differ from the command line in one and the same run
@@ -152,6 +154,12 @@ def read_origin(path: Path) -> dict[str, str | None]:
     )
 
 
+def say(line: str, stream: TextIO) -> None:
+    """Print a line, above that of the progress."""
+    tqdm.write(line, file=stream)
+    stream.flush()
+
+
 class Runner:
     """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`:
     one at a time, on all GPUs, by torchrun."""
@@ -179,7 +187,8 @@ class Runner:
             self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if one_gpu else {})
         self.children = set()  # processes of the runs being trained
         self.stopping = False
-        self.made = []  # names of the runs trained by this process
+        self.names = {}  # {a run's folder: the run in words}, where the folder's name is not enough
+        self.progress = Progress()
         self.failures = []  # one line for each call that failed
         self.locks = {}  # {a run's folder: its lock between threads}
 
@@ -201,6 +210,7 @@ class Runner:
         self.stopping = False
         handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
         pool = ThreadPoolExecutor(self.jobs)
+        self.progress.show()
         try:
             futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
             for future in as_completed(futures):
@@ -209,21 +219,19 @@ class Runner:
                     future.result()
                     finished.append(name)
                 except Stopped:
-                    self.say("stopped; the same command goes on from here")
+                    say("stopped; the same command goes on from here", sys.stdout)
                     return finished, 128 + self.ended_by
                 except (ValueError, OSError, ArithmeticError) as error:
                     self.failures.append(f"{name}: {error}")
-                    self.say(f"error: {name}: {error}", error=True)
+                    say(f"error: {name}: {error}", sys.stderr)
                     code = 1
         finally:
             self.stop()
             pool.shutdown(cancel_futures=True)
+            self.progress.hide()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return finished, code
-
-    def say(self, line: str, error: bool = False) -> None:
-        print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
     def command(self, run: TrainingRun) -> str:
         """The command that trains the run, for a shell in the repository."""
@@ -241,20 +249,19 @@ class Runner:
     def finish(self, run: TrainingRun) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped if the user ended the
         command."""
+        self.progress.needed.add(run.path)
         with self.locks.setdefault(run.path, threading.Lock()):
             if is_finished(run):
+                self.progress.ended.add(run.path)
                 return
             self.train(run)
-        self.made.append(run.path.name)
-        self.report(run, read_outcome(run.path))
+        word, loss = read_outcome(run.path)
+        result = word if loss is None else f"loss {loss:.4f}"
+        number = self.progress.end(run.path)
+        say(f"run {number}: {self.name(run)}: {result}{self.progress.left()}", sys.stdout)
 
-    def began(self, run: TrainingRun) -> None:
-        """Called when the process of a run is started."""
-
-    def report(self, run: TrainingRun, outcome: Outcome) -> None:
-        """Print the result of a run that was trained."""
-        result = outcome.word if outcome.loss is None else f"loss {outcome.loss:.4f}"
-        self.say(f"{len(self.made)} made: {run.path.name}  {result}")
+    def name(self, run: TrainingRun) -> str:
+        return self.names.get(run.path, run.path.name)
 
     def train(self, run: TrainingRun) -> None:
         """Start train.py on `run`, which goes on from its last checkpoint, and wait. ValueError if
@@ -268,7 +275,7 @@ class Runner:
                 command = [sys.executable, *self.launch(run)]
                 streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                 child = subprocess.Popen(command, cwd=ROOT, env=self.env | slot, **streams)
-            self.began(run)
+            self.progress.training[run.path] = self.name(run)
             self.children.add(child)
             if self.stopping:  # `stop` has not seen this child
                 child.terminate()
