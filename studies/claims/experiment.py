@@ -20,9 +20,9 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from configurator import PathName, Range, check_ranges
+from configurator import NonNegativeInt, PathName, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
@@ -82,10 +82,8 @@ class ReproduceConfig:
     claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
     only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
     #   all
-    seeds: Annotated[int, Range(ge=0)] = (
-        0  # number of seeds of each of these claims; 0 = that in the claims file, or as
-    )
-    #   many as the spread over the tuning seeds asks for
+    seeds: NonNegativeInt = 0  # number of seeds of each of these claims; 0 = that in the claims
+    #   file, or as many as the spread over the tuning seeds asks for
     dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
     #   train nothing
     judge_only: bool = False  # run nothing: judge the recorded runs

@@ -277,15 +277,18 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
 def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
     """The calls that failed, and the verdict on each chosen claim in words and numbers."""
     lines = [f"failed: {failure}" for failure in experiment.runner.failures]
+    is_open = False  # whether a claim is without a decision
     for claim in experiment.chosen:
         row = verdicts.get(claim.id)
         if row is None:
             lines += ["", f"{claim.id}: no verdict, since not all of its runs are there"]
             continue
         lines += ["", f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
+        is_open |= row["class"] in ("undecided", "cannot judge")
         values = row["values"].get(claim.number, [])
-        ours = format_values(values, row["pooled"])
-        lines.append(f"  {claim.number.says}: {ours}, {len(values)} seeds")
+        if values:
+            ours = format_values(values, row["pooled"])
+            lines.append(f"  {claim.number.says}: {ours}, {len(values)} seeds")
         if row["p"] is not None:
             lines[-1] += f", 95% interval; p = {row['p']:.2g} after Holm's correction"
         if row["why"]:
@@ -295,6 +298,6 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
             if len(values) >= FEWEST:
                 n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
             lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
-    if {"undecided", "cannot judge"} & {row["class"] for row in verdicts.values()}:
-        lines += ["", "more seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim"]
+    if is_open:
+        lines += ["", "to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim"]
     return lines
