@@ -3,6 +3,7 @@
 python reproduce.py                                  # claims on language models: hours on CPU cores
 python reproduce.py --claims=studies/digits.py       # claims on images, handwritten digits: an hour
 python reproduce.py --claims=my_claims.py --dry_run  # yours: the number of runs, and their commands
+python reproduce.py --claims=my_claims.py --seeds=24 # with a number of seeds of your choice
 python reproduce.py --only=lns-loss,DyT              # some claims, or those of a paper
 python reproduce.py --judge_only                     # no run: judge the committed record
 

@@ -465,10 +465,10 @@ class Experiment:
 
     def train(self) -> int:
         """Settle all claims; returns the exit code."""
+        self.find_missing()
         progress = self.runner.progress
-        progress.waiting = self.find_missing()
         progress.needed = set(self.missing)
-        print(f"{progress.size()} runs, {self.runner.jobs} at a time, in {self.out}", flush=True)
+        print(f"runs: {progress.size()}, {self.runner.jobs} at a time, in {self.out}", flush=True)
         self.may_train = True
         _, code = self.runner.call_all(self.settle, {claim.id: (claim,) for claim in self.chosen})
         self.may_train = False
@@ -485,32 +485,30 @@ class Experiment:
             for name in arms_in([number]):
                 runs[number] += self.reported(name, self.seeds_of(name, [claim]))
             by_path |= {run.path: run for run in runs[number]}
+        self.runner.progress.waiting.discard(claim.id)
         if self.may_train:
-            self.runner.progress.waiting.discard(claim.id)
             say(f"{claim.id}: {plan.why}", sys.stdout)
         self.measure("loss", list(by_path.values()))
         for number in claim.numbers:
             self.measure(number.measure, runs[number])
 
-    def find_missing(self) -> set[str]:
-        """Fill `missing` with the runs that are known to be needed; returns the ids of the claims
-        that take more."""
-        waiting = set()
+    def find_missing(self) -> None:
+        """Fill `missing` with the runs that are known to be needed, and `waiting` of the progress
+        with the ids of the claims that take more."""
+        self.runner.progress.waiting = {claim.id for claim in self.chosen}
         for claim in self.chosen:
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
                     if not claim.cannot and not claim.seeds:
                         self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
-            try:
+            with suppress(MissingRun):
                 self.settle(claim)
-            except MissingRun:
-                waiting.add(claim.id)
-        return waiting
 
     def forecast(self) -> list[str]:
         """Lines on the training that is left: runs, steps and tokens that are known now, the number
         of claims that take more, and the commands."""
-        waiting = self.find_missing()
+        self.find_missing()
+        waiting = self.runner.progress.waiting
         runs = list(self.missing.values())
         steps = 0
         tokens = 0

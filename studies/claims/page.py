@@ -288,9 +288,9 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
         values = row["values"].get(claim.number, [])
         if values:
             ours = format_values(values, row["pooled"])
-            lines.append(f"  {claim.number.says}: {ours}, {len(values)} seeds")
+            lines.append(f"  {claim.number.says}: {ours}, n = {len(values)}")
         if row["p"] is not None:
-            lines[-1] += f", 95% interval; p = {row['p']:.2g} after Holm's correction"
+            lines[-1] += f", p = {row['p']:.2g}"
         if row["why"]:
             lines.append(f"  {row['why']}")
         if row["class"] == "undecided" and all(map(math.isfinite, values)):
@@ -298,6 +298,7 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
             if len(values) >= FEWEST:
                 n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
             lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
+    lines += ["", "brackets: 95% intervals; n: seeds; p: after Holm's correction"]
     if is_open:
-        lines += ["", "to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim"]
+        lines.append("to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim")
     return lines

@@ -32,7 +32,6 @@ class Progress:
 
     def end(self, folder: Path) -> str:
         """Count a run that was trained; returns how far that is."""
-        self.training.pop(folder, None)
         self.ended.add(folder)
         self.trained += 1
         return f"{len(self.ended)} of {self.size()}"

@@ -282,6 +282,7 @@ class Runner:
             code = child.wait()
             self.children.remove(child)
         finally:
+            self.progress.training.pop(run.path, None)
             self.slots.put(slot)
         if self.stopping:
             raise Stopped

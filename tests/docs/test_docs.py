@@ -306,7 +306,7 @@ def test_the_readmes_changes_work(tmp_path):
     write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
     script = TRAIN_REPRODUCE_TEST.format(
         train=[f"--{key}={value}" for key, value in flags.items()],
-        reproduce=["--claims=my_claims.py", "--results=out", "--jobs=1"],
+        reproduce=["--claims=my_claims.py", "--jobs=1"],
         tests=tests,
     )
     printed = call(root, [sys.executable, "-c", script])
@@ -315,5 +315,5 @@ def test_the_readmes_changes_work(tmp_path):
     ]
     assert losses[-1] < losses[0] - 1 and "lion" in printed
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 3
-    page = (root / "out" / "my_claims.md").read_text()
+    page = (root / "out" / "reproduce" / "my_claims.md").read_text()
     assert "--skip_scale=0.9" in page and '<a id="forgetful"></a>' in page
