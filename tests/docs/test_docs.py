@@ -256,6 +256,7 @@ def write_my_claims(root, flags: dict):
     )
     base = "config/claims/mini_gpt.py config/init/xavier.py"
     varied = ("out_dir", "skip_scale", "min_lr", "seed", "optimizer", "weight_decay")
+    varied += ("pre_norm", "mid_norm", "input_norm", "qk_norm")  # of DNT
     flags = flags | dict(dataset=str(flags["dataset"]))
     tiny = [f"{key} = {value!r}\n" for key, value in flags.items() if key not in varied]
     (root / "tiny.py").write_text("".join(tiny))
