@@ -175,13 +175,13 @@ def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float
     """The variance over seeds of a sum of arms with these weights, from the losses with two seeds,
     for each arm at its tuned rate and at those beside it. An arm with one rate goes with each of
     the others'. What a seed adds to all arms cancels."""
-    n_rates = max(map(len, losses))
-    squares = []
-    for pairs in zip(*(arm * n_rates if len(arm) == 1 else arm for arm in losses), strict=False):
-        if not any(None in pair for pair in pairs):
-            gap = sum(w * (pair[0] - pair[1]) for w, pair in zip(weights, pairs, strict=True))
-            squares.append(gap**2 / 2)
-    return sum(squares) / max(1, len(squares))
+    n_rates = min((len(pairs) for pairs in losses if len(pairs) > 1), default=1)
+    gap = np.zeros(n_rates)
+    for weight, pairs in zip(weights, losses, strict=True):
+        first, second = np.array(pairs[:n_rates], dtype=float).T  # None becomes nan
+        gap += weight * (first - second)
+    gap = gap[np.isfinite(gap)]
+    return float((gap**2).sum()) / 2 / max(1, len(gap))
 
 
 def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int | None:
