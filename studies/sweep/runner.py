@@ -39,7 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]  # root of the repository
 # fields of config.json that may differ from the command line in one and the same run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
-MAX_NAME = 100  # characters of a run folder's name, before its digest
+MAX_NAME = 100  # characters of a run folder's name, before its digest, in the records of claims
+MAX_SHORT_NAME = 92  # the same in sweeps
+DIGEST = 6  # characters of the digest
 
 
 class TrainingRun(NamedTuple):
@@ -62,15 +64,29 @@ class Stopped(Exception):
 
 
 def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` whose name ends with a
-    digest of the command."""
+    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` named after all files
+    but the first and all flags. The name ends with a digest of the command."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
-    digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:DIGEST]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
     name = "-".join(words).replace("/", "_")[:MAX_NAME]
     return TrainingRun(folder / f"{name}-{digest}", tuple(args))
+
+
+def rename_run(run: TrainingRun, files: list[str], flags: dict[str, object]) -> TrainingRun:
+    """`run` with a folder named after these files and flags alone, and its digest. A folder with
+    the same digest that is there already keeps its name, whatever varied when it was made."""
+    folder = run.path.parent
+    digest = run.path.name[-DIGEST:]
+    words = [Path(name).stem for name in files]
+    words += [f"{name}{plain_number(value)}" for name, value in flags.items()]
+    name = "-".join(words).replace("/", "_")[:MAX_SHORT_NAME]
+    path = folder / f"{name}-{digest}"
+    if not path.exists():
+        path = min(folder.glob(f"*-{digest}"), default=path)
+    return run._replace(path=path)
 
 
 def plain_number(value: object) -> str:
