@@ -78,8 +78,9 @@ class RunRecord:
     """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError
     for a folder without these files."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, number: int) -> None:
         self.name = name
+        self.number = number  # among all runs of the command: gives its color
         self.rows = read_metrics(path)
         if not self.rows:
             raise ValueError(
@@ -124,9 +125,12 @@ class RunRecord:
 
 
 def load_records(paths: Sequence[Path]) -> list[RunRecord]:
-    """The records of these run directories."""
-    names = distinct_names(paths)
-    return [RunRecord(name, Path(path)) for name, path in zip(names, paths, strict=True)]
+    """The records of these run directories; one that is there several times is read once."""
+    once = list(dict.fromkeys(paths))
+    records = []
+    for name, path in zip(distinct_names(once), once, strict=True):
+        records.append(RunRecord(name, Path(path), paths.index(path)))
+    return records
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -258,19 +262,14 @@ def find_differences(runs: list[RunRecord]) -> TextTable:
     return differences
 
 
-def draw_losses(
-    runs: list[RunRecord],
-    path: Path,
-    styles: Sequence[dict[str, str]] = (),
-    formats: Sequence[str] = ("png",),
-) -> None:
-    """Losses against steps, tokens or images, and hours of training, to `path` in each format, with
-    a style of `curve_style` for each run. The y axis is fitted to the losses after a twentieth of
-    the longest run, as in a run's own loss.png."""
+def draw_losses(runs: list[RunRecord], path: Path, formats: Sequence[str] = ("png",)) -> None:
+    """Losses against steps, tokens or images, and hours of training, to `path` in each format. The
+    y axis is fitted to the losses after a twentieth of the longest run, as in a run's own
+    loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), sharey=True, layout="constrained")
     unit = data_unit(runs)
     labels = {}  # {name of a run: its line}
-    for run, style in zip(runs, styles or map(curve_style, range(len(runs))), strict=True):
+    for run in runs:
         tokens_per_unit = run.flags["block_size"] if unit == "image" else 1
         seconds = training_seconds(run.rows)  # None without tokens_per_s
         xs = (
@@ -279,7 +278,9 @@ def draw_losses(
             [s / 3600 for s in seconds] if seconds else [math.nan] * len(run.rows),
         )
         for ax, x in zip(axes, xs, strict=True):
-            _, labels[plain_label(run.name)] = plot_losses(ax, x, run.rows, SMOOTH, style)
+            _, labels[plain_label(run.name)] = plot_losses(
+                ax, x, run.rows, SMOOTH, curve_style(run.number)
+            )
     rows = [row for run in runs for row in run.rows]
     for ax, name in zip(axes, ("step", f"{unit}s", "hours of training"), strict=True):
         ax.set_xlabel(name)
@@ -294,13 +295,12 @@ def compare_runs(
     runs: list[RunRecord],
     out: Path,
     baseline: str = "",
-    styles: Sequence[dict[str, str]] = (),
     formats: Sequence[str] = ("png",),
 ) -> dict[str, list]:
     """Draw loss.png in the folder `out`, by `draw_losses`. Returns {"table": lines of
     `table_cells`, "warnings": lines of `find_warnings`}."""
     table = table_cells(final_loss_table(runs, baseline))
-    draw_losses(runs, out / "loss.png", styles, formats)
+    draw_losses(runs, out / "loss.png", formats)
     return {"table": table, "warnings": find_warnings(runs)}
 
 

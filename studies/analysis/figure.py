@@ -10,9 +10,8 @@ A figure has two functions, `measure` and `panels`. `@register` above `panels` j
         it follows
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, groupby
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -119,12 +118,8 @@ class Panel(NamedTuple):
 PanelRows = list[list[Panel]]
 
 
-class Cell(NamedTuple):
-    """A panel in its row of a figure."""
-
-    panel: Panel
-    place: tuple[int, int] | None = None  # row and column among the panels of a run; panels of
-    #   several runs in one place have one scale and one legend. None: the panel compares runs
+Place = tuple[int, int] | str  # row and column among a run's panels; a title, if runs are compared
+Cell = tuple[Place, Panel]
 
 
 def line(x: Sequence, y: Sequence, style: str = "o-", **options: Any) -> Line:
@@ -176,111 +171,87 @@ def picture(alt: str, path: str, formats: Sequence[str]) -> str:
 
 
 def draw(runs: dict[str, PanelRows], names: Sequence[str] = ()) -> plt.Figure:
-    """A matplotlib figure of {name of a run: its rows of panels}. The panels `by_run` come last.
-    `names`: all runs of the command, whose order gives their styles."""
-    rows = arrange(runs, list(names or runs))
-    figure = plt.figure(figsize=(WIDTH, 2.5 * len(rows) + 0.6))
-    blocks = [list(block) for _, block in groupby(rows, len)]  # rows with equally many panels
-    grid = figure.add_gridspec(len(blocks), 1, height_ratios=list(map(len, blocks)))
+    """A matplotlib figure of {name of a run: its rows of panels}. Panels in the same place, of all
+    runs, have one scale, and one color and one legend for their labels; those `by_run` are merged,
+    and come last. `names`: all runs of the command, whose order gives their styles."""
+    compared = {}
+    if len(runs) > 1:
+        compared = compare_panels(runs, list(names or runs))
+    rows = own_rows(runs, bool(compared)) + split(list(compared.items()))
+    columns = max(map(len, rows))
+    figsize = (WIDTH, 2.6 * len(rows) + 0.6)
+    figure, grid = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
     places = {}  # {place: [(axis, panel) of each run]}
-    for i, block in enumerate(blocks):
-        axes = grid[i].subgridspec(len(block), len(block[0])).subplots(squeeze=False)
-        for ax, cell in zip(axes.flat, chain(*block), strict=True):
-            places.setdefault(cell.place, []).append((ax, cell.panel))
-    same_legend = {}  # {(row of a run, labels): axes}
+    for axes, row in zip(grid, rows, strict=True):
+        for ax in axes[len(row) :]:
+            ax.remove()
+        for ax, (place, panel) in zip(axes, row, strict=False):
+            places.setdefault(place, []).append((ax, panel))
     for place, drawn in places.items():
-        draw_place(drawn, shared=place is not None)
         axes = [ax for ax, _ in drawn]
-        key = (place and place[0], tuple(by_label(axes)))
-        same_legend.setdefault(key, []).extend(axes)
-    n_lines = 0
-    for (row, labels), axes in same_legend.items():
-        if row is None:
-            n_lines += legend_of_runs(figure, by_label(axes))
-        elif labels:
-            n_lines += legend_below(axes)
-    figure.set_figheight(figure.get_figheight() + 0.17 * n_lines)
+        color_labels([line for _, panel in drawn for line in panel.lines])
+        for ax, panel in drawn:
+            if panel.lines and ax is not axes[0]:
+                ax.sharey(axes[0])
+            draw_panel(ax, panel)
+        if place not in compared:
+            legend_below(axes)
+    if compared:
+        axes = [places[place][0][0] for place in compared]
+        legend_of_runs(figure, by_label(axes))
     return figure
 
 
-def arrange(runs: dict[str, PanelRows], names: list[str]) -> list[list[Cell]]:
-    """The cells of each row of a figure. A run has a row of its own for each of its rows of panels;
-    runs with one panel are side by side."""
+def own_rows(runs: dict[str, PanelRows], without_compared: bool) -> list[list[Cell]]:
+    """The rows of each run, each beside the same row of the other runs. Rows of one panel are
+    joined."""
     rows = []
-    comparisons = []
     for i in range(max(map(len, runs.values()))):
-        here = {name: panel_rows[i] for name, panel_rows in runs.items() if i < len(panel_rows)}
-        if len(runs) > 1:
-            comparisons += compare_panels(here, names)
-            for name, panels in here.items():
-                here[name] = [panel for panel in panels if not panel.by_run]
-        longest = max(map(len, here.values()))
-        own = []
-        for name, panels in here.items():
-            for j, panel in enumerate(panels):
-                if longest == 1 and len(runs) > 1:
-                    panel = panel._replace(title=f"{name}\n{panel.title}")
-                elif j == 0:
-                    panel = panel._replace(ylabel=f"{name}\n{panel.ylabel}")
-                own.append(Cell(panel, (i, j)))
-        rows += split_evenly(own, COLUMNS if longest == 1 else longest)
-    return rows + split_evenly([Cell(panel) for panel in comparisons], COLUMNS)
+        same = []
+        for name, panel_rows in runs.items():
+            row = []
+            for j, panel in enumerate(panel_rows[i] if i < len(panel_rows) else ()):
+                if not (panel.by_run and without_compared):
+                    words = panel.ylabel if row else f"{name}\n{panel.ylabel}"
+                    row.append(((i, j), panel._replace(ylabel=words)))
+            same.append(row)
+        single = max(map(len, same)) == 1
+        rows += split(list(chain(*same))) if single else filter(None, same)
+    return rows
 
 
-def split_evenly(cells: list[Cell], most: int) -> list[list[Cell]]:
-    """Rows of at most `most` cells."""
-    if not cells:
-        return []
-    n = math.ceil(len(cells) / math.ceil(len(cells) / most))
-    return [cells[first : first + n] for first in range(0, len(cells), n)]
+def split(cells: list[Cell]) -> list[list[Cell]]:
+    """Rows of at most COLUMNS cells."""
+    return [cells[first : first + COLUMNS] for first in range(0, len(cells), COLUMNS)]
 
 
-def compare_panels(here: dict[str, list[Panel]], names: list[str]) -> list[Panel]:
-    """A panel for each label in the panels `by_run` of {run: panels in its row}, with a line of
-    each run."""
-    compared = {}  # {(title, label): panel}
-    for name, panels in here.items():
+def compare_panels(runs: dict[str, PanelRows], names: list[str]) -> dict[Place, Panel]:
+    """{title: panel} for each label in the panels `by_run`, with a line of each run."""
+    compared = {}
+    for name, rows in runs.items():
         style = curve_style(names.index(name)) | {"label": name}
-        for panel in panels:
-            for x, y, _, options in panel.lines if panel.by_run else ():
-                label = options.get("label", "")
-                title = f"{panel.title}\n{label}".rstrip()
-                empty = panel._replace(title=title, lines=[])
-                merged = compared.setdefault((panel.title, label), empty)
-                merged.lines.append(Line(x, y, "-", options | style))
-    return list(compared.values())
+        for panel in filter(lambda panel: panel.by_run, chain(*rows)):
+            for line in panel.lines:
+                title = f"{panel.title}\n{line.options.get('label', '')}".rstrip()
+                same = compared.setdefault(title, panel._replace(title=title, lines=[]))
+                same.lines.append(line._replace(style="-", options=line.options | style))
+    return compared
 
 
-def draw_place(drawn: list[tuple[Axes, Panel]], shared: bool) -> None:
-    """Draw each panel on its axis. `shared`: with one scale, and one color for each label."""
-    colors = label_colors([panel for _, panel in drawn])
-    for ax, panel in drawn:
-        if shared and panel.lines and ax is not drawn[0][0]:
-            ax.sharey(drawn[0][0])
-        draw_panel(ax, panel, colors)
+def color_labels(lines: list[Line]) -> None:
+    """Give the lines without a color one by their label."""
+    open_lines = [line.options for line in lines if line.options.keys() == {"label"}]
+    labels = dict.fromkeys(options["label"] for options in open_lines)
+    taken = [LABEL_COLORS.get(label) for label in labels]
+    free = cycle(color for color in (*PALETTE, *MORE_COLORS) if color not in taken)
+    colors = {label: LABEL_COLORS.get(label) or next(free) for label in labels}
+    for options in open_lines:
+        options["color"] = colors[options["label"]]
 
 
-def label_colors(panels: Iterable[Panel]) -> dict[str, str]:
-    """{label of a line without a color: its color}."""
-    labels = {}
-    for panel in panels:
-        for line in panel.lines:
-            if "label" in line.options and "color" not in line.options:
-                labels[line.options["label"]] = None
-    colors = {label: LABEL_COLORS[label] for label in labels if label in LABEL_COLORS}
-    free = [color for color in (*PALETTE, *MORE_COLORS) if color not in colors.values()]
-    others = [label for label in labels if label not in colors]
-    for i, label in enumerate(others):
-        colors[label] = free[i % len(free)]
-    return colors
-
-
-def draw_panel(ax: Axes, panel: Panel, colors: dict[str, str]) -> None:
-    """Draw a panel on a matplotlib axis. `colors`: of lines without one, by their label."""
+def draw_panel(ax: Axes, panel: Panel) -> None:
+    """Draw a panel on a matplotlib axis."""
     for x, y, style, options in panel.lines:
-        color = colors.get(options.get("label"))
-        if color and "color" not in options:
-            options = options | {"color": color}
         ax.plot(x, y, style, **options)
     if panel.paint and (image := panel.paint(ax)):
         ax.grid(False)
@@ -293,8 +264,8 @@ def draw_panel(ax: Axes, panel: Panel, colors: dict[str, str]) -> None:
         ax.locator_params("x", integer=True)
 
 
-def by_label(axes: Iterable[Axes]) -> dict[str, Artist]:
-    """{label: the first line with it} of all lines on these axes that have one."""
+def by_label(axes: Sequence[Axes]) -> dict[str, Artist]:
+    """{label: the first line with it} of all lines on these axes."""
     handles = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -302,33 +273,28 @@ def by_label(axes: Iterable[Axes]) -> dict[str, Artist]:
     return handles
 
 
-def count_columns(labels: Iterable[str], width: float) -> int:
-    """Number of columns of a legend of this width, in inches, in the smaller letters."""
-    longest = max(map(len, labels))
-    return max(1, int(width / (0.4 + 0.055 * longest)))
-
-
-def legend_below(axes: Sequence[Axes]) -> int:
-    """Draw one legend of the lines on these axes, under the middle one of the lowest and all that
-    stands below it; returns its number of lines."""
+def legend_below(axes: Sequence[Axes]) -> None:
+    """Draw a legend of the lines on these axes under the last one, and under all that stands
+    there."""
     handles = by_label(axes)
-    bottom = min(ax.get_position().y0 for ax in axes)
-    lowest = [ax for ax in axes if ax.get_position().y0 < bottom + 1e-6]
-    ax = lowest[(len(lowest) - 1) // 2]
+    if not handles:
+        return
+    ax = axes[-1]
     figure = ax.figure
-    scale = figure.dpi_scale_trans
-    columns = count_columns(handles, 1.1 * ax.get_position().width * figure.get_figwidth())
-    box = ax.xaxis.get_tightbbox()
-    depth = (ax.bbox.y0 - box.y0) / figure.dpi if box else 0
-    below = ax.transAxes + ScaledTranslation(0, -depth - 0.08, scale)
-    place = dict(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below)
-    ax.legend(handles.values(), handles, **place, ncols=columns, borderaxespad=0)
-    return math.ceil(len(handles) / columns)
+    depth = ax.bbox.y0 - ax.get_tightbbox().y0
+    below = ax.transAxes + ScaledTranslation(0, -depth / figure.dpi - 0.08, figure.dpi_scale_trans)
+    place = dict(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
+    width = 1.1 * ax.get_position().width * figure.get_figwidth()
+    ax.legend(handles.values(), handles, **place, ncols=count_columns(handles, width))
 
 
-def legend_of_runs(figure: plt.Figure, handles: dict[str, Artist], title: str = "") -> int:
-    """Draw a legend of {label: line} under a whole figure; returns its number of lines."""
+def legend_of_runs(figure: plt.Figure, handles: dict[str, Artist], title: str = "") -> None:
+    """Draw a legend of {label: line} under a whole figure."""
     columns = count_columns(handles, 0.7 * figure.get_figwidth())
     place = dict(loc="outside lower center", ncols=columns, title=title, frameon=False)
     figure.legend(handles.values(), handles, **place, fontsize="medium")
-    return math.ceil(len(handles) / columns) + bool(title)
+
+
+def count_columns(labels: Iterable[str], width: float) -> int:
+    """Number of columns of a legend of this width, in inches."""
+    return max(1, int(width / (0.4 + 0.055 * max(map(len, labels)))))

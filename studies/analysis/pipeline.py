@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from model import Transformer
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.environment import choose_device
-from nanodnt.run.metrics import curve_style, save_figure
+from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
 from studies.analysis import (
     compare,
@@ -61,11 +61,8 @@ def analyze(paths: list[Path], config: AnalyzeConfig) -> int:
     comparison = None
     drawn = []
     if len(runs) > 1:  # first: mistakes in the records show at once, before anything slow
-        folders = [run.folder for run in runs]
-        first = {path: folders.index(path) for path in folders}
-        records = compare.load_records(list(first))
-        styles = [curve_style(i) for i in first.values()]
-        comparison = compare.compare_runs(records, folder, config.baseline, styles, config.formats)
+        records = compare.load_records([run.folder for run in runs])
+        comparison = compare.compare_runs(records, folder, config.baseline, config.formats)
         print(compare.format_table(comparison["table"]))
         print("".join(f"warning: {line}\n" for line in comparison["warnings"]), end="")
         drawn.append("loss")

@@ -19,6 +19,7 @@ from studies.sweep.runner import (
     Configs,
     TrainingRun,
     make_run,
+    plain_number,
     rename_run,
     resolve_configs,
 )
@@ -161,10 +162,12 @@ def list_points(
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         swept_flags = {name: flags[name] for name in swept}
+        varies = [Path(file).stem for file in chosen] if len(choices) > 1 else []
+        varies += [f"{name}{plain_number(value)}" for name, value in swept_flags.items()]
         all_flags = follow([*files, *chosen], flags, swept) | flags
         for i, seed in enumerate(config.list_seeds()):
             run = make_run(folder, [*files, *chosen], all_flags | {"seed": seed})
-            run = rename_run(run, chosen if len(choices) > 1 else [], swept_flags | {"seed": seed})
+            run = rename_run(run, [*varies, f"seed{seed}"])
             if i == 0:  # all seeds pass the same checks
                 check_trainable(run)
             points.append(Point(run, "+".join(chosen), swept_flags, seed))

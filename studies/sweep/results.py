@@ -149,11 +149,14 @@ def draw_curves(
         highest = [max(losses) for losses in ended.values()]
         axis.plot(xs, means, **style, markersize=4, label=plain_label(name))
         axis.vlines(xs, lowest, highest, color=style["color"])
-        diverged = {x: losses for x, losses in curve.items() if None in losses}
-        if diverged:
-            strips += 1
-            draw_diverged(axis, diverged, style["color"], 12 * strips - 5)
-    xs = sorted({x for curve in curves.values() for x in curve})
+        diverged = {value: losses for value, losses in curve.items() if None in losses}
+        strips += bool(diverged)
+        for value, losses in diverged.items():
+            words = f"× {losses.count(None)} of {len(losses)}"
+            place = dict(xycoords=axis.get_xaxis_transform(), textcoords="offset points")
+            look = dict(ha="center", color=style["color"], fontsize=7)
+            axis.annotate(words, (value, 1), (0, 12 * strips - 9), **place, **look)
+    xs = sorted({value for curve in curves.values() for value in curve})
     axis.update_datalim([(value, 0) for value in xs], updatey=False)  # where all runs diverged
     axis.autoscale_view()
     label = x.replace("_", " ")
@@ -167,17 +170,6 @@ def draw_curves(
     if strips:
         axis.plot([], [], "x", color="0.4", label="seeds that diverged")
     legend_below([axis])
-
-
-def draw_diverged(
-    axis: Axes, losses: dict[float, list[float | None]], color: str, height: float
-) -> None:
-    """Crosses at each x, `height` points above the axis, with the number of runs that diverged."""
-    for x, seeds in losses.items():
-        words = f"× {seeds.count(None)} of {len(seeds)}"
-        place = dict(xycoords=axis.get_xaxis_transform(), textcoords="offset points")
-        look = dict(ha="center", va="center", color=color, fontsize=7)
-        axis.annotate(words, (x, 1), (0, height), **place, **look)
 
 
 def write_lines(path: Path, lines: list[str]) -> None:

@@ -41,7 +41,6 @@ IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every
 
 MAX_NAME = 100  # characters of a run folder's name, before its digest, in the records of claims
 MAX_SHORT_NAME = 92  # the same in sweeps
-DIGEST = 6  # characters of the digest
 
 
 class TrainingRun(NamedTuple):
@@ -68,24 +67,21 @@ def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> Traini
     but the first and all flags. The name ends with a digest of the command."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
-    digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:DIGEST]
+    digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
     name = "-".join(words).replace("/", "_")[:MAX_NAME]
     return TrainingRun(folder / f"{name}-{digest}", tuple(args))
 
 
-def rename_run(run: TrainingRun, files: list[str], flags: dict[str, object]) -> TrainingRun:
-    """`run` with a folder named after these files and flags alone, and its digest. A folder with
-    the same digest that is there already keeps its name, whatever varied when it was made."""
+def rename_run(run: TrainingRun, words: list[str]) -> TrainingRun:
+    """`run` with a folder named after these words and its digest. A folder with the same digest
+    that is there already keeps its name, whatever varied when it was made."""
     folder = run.path.parent
-    digest = run.path.name[-DIGEST:]
-    words = [Path(name).stem for name in files]
-    words += [f"{name}{plain_number(value)}" for name, value in flags.items()]
-    name = "-".join(words).replace("/", "_")[:MAX_SHORT_NAME]
-    path = folder / f"{name}-{digest}"
+    digest = run.path.name[-7:]
+    path = folder / ("-".join(words).replace("/", "_")[:MAX_SHORT_NAME] + digest)
     if not path.exists():
-        path = min(folder.glob(f"*-{digest}"), default=path)
+        path = min(folder.glob(f"*{digest}"), default=path)
     return run._replace(path=path)
 
 
