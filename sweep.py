@@ -12,8 +12,9 @@ A flag of train.py may have several values, separated by commas. If you give lea
 min_lr, min_lr is a tenth of it. Kill the sweep at any time and start it again: finished runs stay,
 and an unfinished run goes on from its last checkpoint. A run that fails is reported, and the others
 go on. The folder --out gets sweep.json with every result, sweep.md with a table (each curve's best,
-its spread over the seeds, the runs that diverged), and sweep.png, or with --format=pdf sweep.pdf. A
-sweep over sizes also writes transfer.md. With --coordinates, which takes seconds, only coordinates.md is written.
+its spread over the seeds, the runs that diverged), and sweep.png (with --format=pdf sweep.pdf). A
+sweep over sizes also writes transfer.md. With --coordinates, which takes seconds, only
+coordinates.md is written.
 """
 
 import sys

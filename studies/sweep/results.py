@@ -178,11 +178,11 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 def describe_figure(name: str, results: dict[str, Any]) -> str:
     """The title of sweep.png: number of seeds, meaning of the bars, number of missing runs."""
-    title = f"{name}: one seed"
+    title = f"{name}\none seed"
     if results["seeds"] > 1:
-        title = f"{name}: mean of {results['seeds']} seeds, bars from lowest to highest"
-    if missing := len(results["missing"]):
-        title += f"; {missing} runs are missing"
+        title = f"{name}\nmean of {results['seeds']} seeds, bars from lowest to highest"
+    if results["missing"]:
+        title += f"; runs missing: {len(results['missing'])}"
     return title
 
 

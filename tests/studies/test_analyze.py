@@ -246,28 +246,21 @@ def test_runs_are_compared_in_one_panel_with_one_color_each():
     b, c = PALETTE[1:3]
     assert colors[4:] == [[b], [b, c], [c]]
     assert [ax.get_ylabel() for ax in axes[:4:2]] == ["b\n", "c\n"]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["b", "c"]
-    texts = [ax.get_legend() and len(ax.get_legend().get_texts()) for ax in axes]
-    assert texts == [None, None, 3, 3, None, None, None]  # of all runs, under the last
     plt.close()
     one = draw({"b": made_up("qk", "x")})
-    assert [ax.get_title() for ax in one.axes] == ["own", "also own", "compared"]
-    assert not one.legends
+    assert len(one.axes) == 3 and not one.legends
     plt.close()
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_legends_cover_no_curve(n):
-    names = [f"_run_{i} with a long name" for i in range(n)]
+def test_legends_cover_no_curve():
+    names = [f"_run_{i} with a long name" for i in range(3)]
     labels = [f"a long label {i}" for i in range(7)]
     with plt.rc_context(STYLE | {"figure.constrained_layout.use": True}):
         figure = draw({plain_label(name): made_up(*labels) for name in names})
         figure.canvas.draw()
     legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()] + figure.legends
-    assert len(legends) == 3
+    assert [len(legend.get_texts()) for legend in legends] == [7, 7, 3]
     for legend in legends:
-        assert len(legend.get_texts()) == (7 if legend not in figure.legends else n)
         box = legend.get_window_extent()
         assert figure.bbox.y0 <= box.y0 and not [a for a in figure.axes if box.overlaps(a.bbox)]
     plt.close()

@@ -239,7 +239,7 @@ def test_what_the_figure_says(monkeypatch):
         title = describe_figure("x", {"seeds": 2, "missing": ["r"]})
         draw_curves(ax, curves, title, "learning_rate", "image")
         figure.canvas.draw()
-    assert ax.get_title() == "x: mean of 2 seeds, bars from lowest to highest; 1 runs are missing"
+    assert ax.get_title() == "x\nmean of 2 seeds, bars from lowest to highest; runs missing: 1"
     assert ax.get_xlabel() == "learning rate (log scale)"
     assert ax.get_ylabel() == "validation loss (nats per image)"
     low, high = ax.get_xlim()
