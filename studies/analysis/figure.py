@@ -179,7 +179,8 @@ def draw(runs: dict[str, PanelRows], names: Sequence[str] = ()) -> plt.Figure:
         compared = compare_panels(runs, list(names or runs))
     rows = own_rows(runs, bool(compared)) + split(list(compared.items()))
     columns = max(map(len, rows))
-    figsize = (WIDTH, 2.6 * len(rows) + 0.6)
+    legends = max(map(len, runs.values()))
+    figsize = (WIDTH, 2.5 * len(rows) + 0.4 * legends + 0.6)
     figure, grid = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
     places = {}  # {place: [(axis, panel) of each run]}
     for axes, row in zip(grid, rows, strict=True):
@@ -284,7 +285,7 @@ def legend_below(axes: Sequence[Axes]) -> None:
     depth = ax.bbox.y0 - ax.get_tightbbox().y0
     below = ax.transAxes + ScaledTranslation(0, -depth / figure.dpi - 0.08, figure.dpi_scale_trans)
     place = dict(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
-    width = 1.1 * ax.get_position().width * figure.get_figwidth()
+    width = 1.3 * ax.get_position().width * figure.get_figwidth()
     ax.legend(handles.values(), handles, **place, ncols=count_columns(handles, width))
 
 
