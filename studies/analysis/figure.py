@@ -11,7 +11,7 @@ A figure has two functions, `measure` and `panels`. `@register` above `panels` j
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, cycle
+from itertools import chain, cycle, zip_longest
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -204,20 +204,22 @@ def draw(runs: dict[str, PanelRows], names: Sequence[str] = ()) -> plt.Figure:
 
 
 def own_rows(runs: dict[str, PanelRows], without_compared: bool) -> list[list[Cell]]:
-    """The rows of each run, each beside the same row of the other runs. Rows of one panel are
-    joined."""
+    """The rows of each run, each beside the same row of the other runs. If runs have one panel
+    each, these are side by side."""
     rows = []
-    for i in range(max(map(len, runs.values()))):
-        same = []
-        for name, panel_rows in runs.items():
+    for i, same in enumerate(zip_longest(*runs.values(), fillvalue=[])):
+        cells = []  # a row for each run
+        for name, panels in zip(runs, same, strict=True):
             row = []
-            for j, panel in enumerate(panel_rows[i] if i < len(panel_rows) else ()):
-                if not (panel.by_run and without_compared):
-                    words = panel.ylabel if row else f"{name}\n{panel.ylabel}"
-                    row.append(((i, j), panel._replace(ylabel=words)))
-            same.append(row)
-        single = max(map(len, same)) == 1
-        rows += split(list(chain(*same))) if single else filter(None, same)
+            for j, panel in enumerate(panels):
+                if panel.by_run and without_compared:
+                    continue
+                words = panel.ylabel if row else f"{name}\n{panel.ylabel}"
+                row.append(((i, j), panel._replace(ylabel=words)))
+            cells.append(row)
+        if max(map(len, cells)) == 1:
+            cells = split(list(chain(*cells)))
+        rows += filter(None, cells)
     return rows
 
 

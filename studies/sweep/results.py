@@ -202,7 +202,7 @@ def write_results(
     losses = {name: by_x(rows) for name, rows in results["curves"].items()}
     unit = task_of(resolve_configs(points[0].run.args).model).loss_unit
     with plt.rc_context(STYLE):
-        figure, (axis,) = new_figure(1)
+        figure, (axis,) = new_figure(1, height=3.5 + 0.3 * len(losses))
         draw_curves(axis, losses, describe_figure(folder.name, results), results["axis"], unit)
         save_figure(figure, folder / "sweep.png", formats)
     lines = [f"not finished: {name}" for name in results["missing"]]
