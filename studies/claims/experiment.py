@@ -26,6 +26,7 @@ from configurator import NonNegativeInt, PathName, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
+from nanodnt.run.metrics import read_formats
 from nanodnt.tasks import fill_from_dataset
 from studies.claims import quantities
 from studies.claims.judge import (
@@ -92,6 +93,10 @@ class ReproduceConfig:
     out: PathName = "out/reproduce"  # folder of the runs
     results: PathName = ""  # folder for NAME.md, and for NAME/ with the record and the figure;
     #   empty = docs/results for the claims files of studies/, the folder of --out for yours
+    format: str = "png"  # of the figure: png, pdf or svg, or several, such as png,pdf
+
+    def __post_init__(self) -> None:
+        self.formats = read_formats(self.format)
 
 
 class MissingRun(Exception):

@@ -4,12 +4,15 @@ words, then each claim in full."""
 import math
 import os
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import save_figure
+from nanodnt.tasks import task_of
+from studies.analysis.figure import STYLE, picture, plt
 from studies.claims.experiment import TUNING_SEEDS, Experiment, Losses, MissingRun
 from studies.claims.judge import CLASSES, FEWEST, Variance, count_seeds_to_decide, interval
 from studies.claims.study import Claim, arms_in, is_same
@@ -24,7 +27,7 @@ INTRO = (
     "given; a range is of two seeds.\n\n{note}\n"
 )
 RATES = (
-    "## Loss and learning rate\n\n![Loss and learning rate]({name}/rates.png)\n\n"
+    "## Loss and learning rate\n\n{picture}\n\n"
     "Of the arms that are tuned: mean and range of the tuning seeds. The figure has at most "
     "{highest:g} nats; a cross is a\n"
     "rate at which a run diverged.\n"
@@ -208,15 +211,15 @@ def find_curves(experiment: Experiment) -> dict[str, dict[str, dict[float, Losse
     return curves
 
 
-def draw_rates(curves: dict[str, dict], path: Path) -> None:
-    """Draw the losses of `find_curves`, up to HIGHEST above the lowest loss."""
-    figure, axes = new_figure(len(curves), 4.2, 3.8)
-    for axis, (title, arms) in zip(axes, curves.items(), strict=True):
-        draw_curves(axis, arms, "learning rate", "validation loss, nats")
-        axis.set_title(title, fontsize=9)
-    bottom, top = axes[0].get_ylim()  # all panels share it
-    axes[0].set_ylim(bottom, min(top, bottom + HIGHEST))
-    save_figure(figure, path)
+def draw_rates(curves: dict[str, dict], path: Path, unit: str, formats: Sequence[str]) -> None:
+    """Draw the losses of `find_curves`, per `unit`, up to HIGHEST above the lowest loss."""
+    with plt.rc_context(STYLE):
+        figure, axes = new_figure(len(curves), 4.2, 3.8)
+        for axis, (title, arms) in zip(axes, curves.items(), strict=True):
+            draw_curves(axis, arms, title, "learning_rate", unit)
+        bottom, top = axes[0].get_ylim()  # all panels share it
+        axes[0].set_ylim(bottom, min(top, bottom + HIGHEST))
+        save_figure(figure, path, formats)
 
 
 def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[str, dict]) -> str:
@@ -249,7 +252,9 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
             table += [[paper, *cells] for cells in others]
         lines += ["## What others found\n", *markdown_table(table)]
     if curves:
-        lines.append(RATES.format(name=experiment.name, highest=HIGHEST))
+        place = f"{experiment.name}/rates"
+        shown = picture("Loss and learning rate", place, experiment.config.formats)
+        lines.append(RATES.format(picture=shown, highest=HIGHEST))
     bases = [f"{base}: `{files}`" for base, files in study.bases.items() if files]
     words = "; ".join(bases) or "the papers' own configurations stand alone"
     lines.append(EACH.format(bases=words))
@@ -264,8 +269,11 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
     if curves:
-        paths.append(experiment.folder / "rates.png")
-        draw_rates(curves, paths[-1])
+        formats = experiment.config.formats
+        figure = experiment.folder / "rates.png"
+        paths += [figure.with_suffix(f".{name}") for name in formats]
+        unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
+        draw_rates(curves, figure, unit, formats)
     text = render_page(experiment, verdicts, curves)
     write_file(paths[0], lambda f: f.write(text.encode()))
     return paths

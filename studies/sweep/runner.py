@@ -41,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[2]  # root of the repository
 # fields of config.json that may differ from the command line in one and the same run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
-MAX_NAME = 100  # characters of a run folder's name, before its digest
+MAX_NAME = 100  # characters of a run folder's name, before its digest, in the records of claims
+MAX_SHORT_NAME = 92  # the same in sweeps
 
 
 class TrainingRun(NamedTuple):
@@ -64,8 +65,8 @@ class Stopped(Exception):
 
 
 def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` whose name ends with a
-    digest of the command."""
+    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` named after all files
+    but the first and all flags. The name ends with a digest of the command."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
@@ -73,6 +74,17 @@ def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> Traini
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
     name = "-".join(words).replace("/", "_")[:MAX_NAME]
     return TrainingRun(folder / f"{name}-{digest}", tuple(args))
+
+
+def rename_run(run: TrainingRun, words: list[str]) -> TrainingRun:
+    """`run` with a folder named after these words and its digest. A folder with the same digest
+    that is there already keeps its name, whatever varied when it was made."""
+    folder = run.path.parent
+    digest = run.path.name[-7:]
+    path = folder / ("-".join(words).replace("/", "_")[:MAX_SHORT_NAME] + digest)
+    if not path.exists():
+        path = min(folder.glob(f"*{digest}"), default=path)
+    return run._replace(path=path)
 
 
 def plain_number(value: object) -> str:
