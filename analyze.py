@@ -8,10 +8,10 @@ python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,remova
 The second command compares runs side by side. The third measures an early checkpoint, as DNT's
 Fig. 1 does. The last draws LNS's Figs. 2 and 3 for a published model.
 
-Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was
-measured. docs/analysis.md lists the figures; studies/analysis defines their numbers. They are
-measured on validation windows, the same every time. Changes over training are read from the
-checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
+Each figure is a PNG (a PDF or SVG with --format) and a JSON file; the JSON holds everything that is
+drawn and how it was measured. docs/analysis.md lists the figures; studies/analysis defines their
+numbers. They are measured on validation windows, the same every time. Changes over training are
+read from the checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
 """
 
 import sys

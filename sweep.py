@@ -12,8 +12,9 @@ A flag of train.py may have several values, separated by commas. If you give lea
 min_lr, min_lr is a tenth of it. Kill the sweep at any time and start it again: finished runs stay,
 and an unfinished run goes on from its last checkpoint. A run that fails is reported, and the others
 go on. The folder --out gets sweep.json with every result, sweep.md with a table (each curve's best,
-its spread over the seeds, the runs that diverged), and sweep.png. A sweep over sizes also writes
-transfer.md. With --coordinates, which takes seconds, only coordinates.md is written.
+its spread over the seeds, the runs that diverged), and sweep.png (with --format=pdf sweep.pdf). A
+sweep over sizes also writes transfer.md. With --coordinates, which takes seconds, only
+coordinates.md is written.
 """
 
 import sys
@@ -56,9 +57,10 @@ def main() -> int:
         code = 0
     else:
         print(f"{len(points)} runs, {runner.jobs} at a time, in {folder}")
+        runner.progress.needed = {run.path for run in runs.values()}
         tasks = {name: (run,) for name, run in runs.items()}
         finished, code = runner.call_all(runner.finish, tasks)
-    lines, results = write_results(points, finished, folder, sys.argv)
+    lines, results = write_results(points, finished, folder, sys.argv, config.formats)
     if size := swept_size(points[0].flags):
         lines += write_transfer(results, size, folder)
     if config.for_:

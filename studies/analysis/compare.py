@@ -20,6 +20,7 @@ import numpy as np
 from model import GPTConfig
 from nanodnt.files import make_printable, write_file
 from nanodnt.run.metrics import (
+    curve_style,
     finish_axis,
     plot_losses,
     read_metrics,
@@ -28,7 +29,7 @@ from nanodnt.run.metrics import (
 )
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
-from studies.analysis.figure import FIGURES, plt
+from studies.analysis.figure import FIGURES, legend_of_runs, picture, plain_label, plt
 
 # training losses are averaged over a window of this share of the run, as in a run's own loss.png
 SMOOTH = 0.05
@@ -77,8 +78,9 @@ class RunRecord:
     """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError
     for a folder without these files."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, number: int) -> None:
         self.name = name
+        self.number = number  # among all runs of the command: gives its color
         self.rows = read_metrics(path)
         if not self.rows:
             raise ValueError(
@@ -123,9 +125,12 @@ class RunRecord:
 
 
 def load_records(paths: Sequence[Path]) -> list[RunRecord]:
-    """The records of these run directories."""
-    names = distinct_names(paths)
-    return [RunRecord(name, Path(path)) for name, path in zip(names, paths, strict=True)]
+    """The records of these run directories; one that is there several times is read once."""
+    once = list(dict.fromkeys(paths))
+    records = []
+    for name, path in zip(distinct_names(once), once, strict=True):
+        records.append(RunRecord(name, Path(path), paths.index(path)))
+    return records
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -257,12 +262,14 @@ def find_differences(runs: list[RunRecord]) -> TextTable:
     return differences
 
 
-def draw_losses(runs: list[RunRecord], path: Path) -> None:
-    """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis
-    is fitted to the losses after a twentieth of the longest run, as in a run's own loss.png."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
+def draw_losses(runs: list[RunRecord], path: Path, formats: Sequence[str] = ("png",)) -> None:
+    """Losses against steps, tokens or images, and hours of training, to `path` in each format. The
+    y axis is fitted to the losses after a twentieth of the longest run, as in a run's own
+    loss.png."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), sharey=True, layout="constrained")
     unit = data_unit(runs)
-    for i, run in enumerate(runs):
+    labels = {}  # {name of a run: its line}
+    for run in runs:
         tokens_per_unit = run.flags["block_size"] if unit == "image" else 1
         seconds = training_seconds(run.rows)  # None without tokens_per_s
         xs = (
@@ -271,30 +278,41 @@ def draw_losses(runs: list[RunRecord], path: Path) -> None:
             [s / 3600 for s in seconds] if seconds else [math.nan] * len(run.rows),
         )
         for ax, x in zip(axes, xs, strict=True):
-            line, _ = plot_losses(ax, x, run.rows, SMOOTH, f"C{i % 10}")
-            line.set_label(run.name.replace("$", r"\$"))  # "$" begins mathematics
+            _, labels[plain_label(run.name)] = plot_losses(
+                ax, x, run.rows, SMOOTH, curve_style(run.number)
+            )
     rows = [row for run in runs for row in run.rows]
     for ax, name in zip(axes, ("step", f"{unit}s", "hours of training"), strict=True):
         ax.set_xlabel(name)
+        ax.locator_params("x", nbins=5)
         finish_axis(ax, rows, 0.05 * max(row["step"] for row in rows))
     axes[0].set_ylabel(f"loss (nats per {unit})")
-    axes[0].legend(title="training, smoothed; dashed: validation")
-    save_figure(figure, path)
+    legend_of_runs(figure, labels, "validation (dashed); training, smoothed (solid)")
+    save_figure(figure, path, formats)
 
 
-def compare_runs(runs: list[RunRecord], out: Path, baseline: str = "") -> dict[str, list]:
-    """Draw loss.png in the folder `out`. Returns {"table": lines of `table_cells`, "warnings":
-    lines of `find_warnings`}."""
+def compare_runs(
+    runs: list[RunRecord],
+    out: Path,
+    baseline: str = "",
+    formats: Sequence[str] = ("png",),
+) -> dict[str, list]:
+    """Draw loss.png in the folder `out`, by `draw_losses`. Returns {"table": lines of
+    `table_cells`, "warnings": lines of `find_warnings`}."""
     table = table_cells(final_loss_table(runs, baseline))
-    draw_losses(runs, out / "loss.png")
+    draw_losses(runs, out / "loss.png", formats)
     return {"table": table, "warnings": find_warnings(runs)}
 
 
 def write_report(
-    runs: list[RunRecord], comparison: dict[str, list], folder: Path, figures: list[str]
+    runs: list[RunRecord],
+    comparison: dict[str, list],
+    folder: Path,
+    figures: Sequence[str],
+    formats: Sequence[str] = ("png",),
 ) -> Path:
     """Write report.md in `folder`; returns its path. `comparison` is the result of `compare_runs`;
-    `figures` are the names of the PNGs in the folder."""
+    `figures` are the names of the figures in the folder, `formats` their formats."""
     page = [f"# {len(runs)} runs compared", "## Where they end"]
     page.append(f"Validation loss in nats per {data_unit(runs)}, at the last evaluation.")
     page.append(format_table(plain(comparison["table"])))
@@ -304,7 +322,7 @@ def write_report(
     page += [format_table(plain([header, *find_differences(runs)])), "## Figures"]
     for name in figures:
         shows = FIGURES[name].shows if name in FIGURES else LOSS
-        page.append(f"**{name}**: {shows}.\n\n![{shows}]({name}.png)")
+        page.append(f"**{name}**: {shows}.\n\n{picture(shows, name, formats)}")
     page.append("## How they were made")
     for run in runs:
         facts = [f"{key} {value}" for key, value in run.versions.items()]

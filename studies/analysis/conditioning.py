@@ -142,10 +142,9 @@ def draw_conditioning(measured: list[Measured]) -> PanelRows:
             lines = []
             worst_lines = []
             for kind in kinds:
-                label = kind if name == "largest" else None
-                lines.append(by_block([block[name] for block in last[kind]], label=label))
+                lines.append(by_block([block[name] for block in last[kind]], label=kind))
                 values = [m["types"][kind][name] for m in measured]
-                worst_lines.append(over_steps(measured, values))
+                worst_lines.append(over_steps(measured, values, label=kind))
             at_end.append(Panel(f"{title}\n(at the end)", "block", lines, log="y"))
             title = f"{title}\n(the worst of all blocks)"
             training.append(Panel(title, "step", worst_lines, log="y"))

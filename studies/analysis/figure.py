@@ -10,7 +10,8 @@ A figure has two functions, `measure` and `panels`. `@register` above `panels` j
         it follows
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, cycle, zip_longest
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -18,13 +19,22 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from nanodnt.run.metrics import PALETTE, curve_style
 
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
     "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.0,
     "figure.titlesize": 10,
+    "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
     "axes.grid": True,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
@@ -36,18 +46,22 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "axes.titley": 1.0,  # a fixed place of titles halves the time of drawing
 }
+WIDTH = 9.5  # inches
+COLUMNS = 4  # most panels in a row of runs side by side, or of panels that compare them
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
+MORE_COLORS = ("#8C510A", "#7F7F7F", "#A0A000")  # of types and labels: brown, grey, olive
 TYPE_COLORS = {
-    "emb": "C0",
-    "pos": "C4",
-    "head": "C5",
-    "qk": "C1",
-    "ffn": "C2",
-    "router": "C6",
-    "vo": "C3",
-    "norm": "C7",
-    "patch": "C8",
+    "emb": PALETTE[0],
+    "pos": PALETTE[5],
+    "head": PALETTE[3],
+    "qk": PALETTE[4],
+    "ffn": PALETTE[2],
+    "router": MORE_COLORS[0],
+    "vo": PALETTE[1],
+    "norm": MORE_COLORS[1],
+    "patch": PALETTE[0],  # that of emb, which images do not have
 }
+LABEL_COLORS = TYPE_COLORS | {"gain_in": TYPE_COLORS["norm"], "gain_out": PALETTE[6]}
 Measured = dict[str, Any]  # the measurement of one checkpoint
 
 
@@ -74,7 +88,8 @@ def register(name: str, measure: Callable, **options: Any) -> Callable:
     `Figure` from `tokens` on."""
 
     def enter(panels: Callable) -> Callable:
-        shows, _, after = panels.__doc__.removesuffix(".").partition(" (")
+        title = " ".join(panels.__doc__.split())
+        shows, _, after = title.removesuffix(".").partition(" (")
         FIGURES[name] = Figure(measure, panels, shows, after.removesuffix(")"), **options)
         return panels
 
@@ -85,7 +100,8 @@ class Line(NamedTuple):
     x: Sequence
     y: Sequence
     style: str
-    options: dict[str, Any]  # keyword arguments of matplotlib's plot
+    options: dict[str, Any]  # keyword arguments of matplotlib's plot. Without a color, lines with
+    #   the same label get the same
 
 
 class Panel(NamedTuple):
@@ -96,9 +112,14 @@ class Panel(NamedTuple):
     log: str = ""  # the logarithmic axes: "", "y" or "xy"
     paint: Callable | None = None  # paint(ax) draws more than lines; returns an image that needs a
     #   colorbar, or None
+    by_run: bool = False  # if runs are compared: one panel for each label, with a line for each run
 
 
 PanelRows = list[list[Panel]]
+
+
+Place = tuple[int, int] | str  # row and column among a run's panels; a title, if runs are compared
+Cell = tuple[Place, Panel]
 
 
 def line(x: Sequence, y: Sequence, style: str = "o-", **options: Any) -> Line:
@@ -134,25 +155,101 @@ def shades(n: int) -> list[tuple[float, ...]]:
     return [plt.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
 
 
-def draw(runs: dict[str, PanelRows]) -> plt.Figure:
-    """A matplotlib figure of {name of a run: its rows of panels}. Panels with lines in the same
-    place have one scale for all runs."""
-    rows = []
-    for name, panel_rows in runs.items():
-        for i, panels in enumerate(panel_rows):
-            rows.append((name, i, panels))
-    columns = max(len(panels) for _, _, panels in rows)
-    figsize = (9.5, 2.5 * len(rows) + 0.6)
-    figure, axes = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
-    for row, (name, i, panels) in zip(axes, rows, strict=True):
-        for ax, top, panel in zip(row, axes[i], panels, strict=False):
-            if panel.lines and ax is not top:
-                ax.sharey(top)
+def plain_label(name: str) -> str:
+    """A name as matplotlib shows it as it is: "$" begins mathematics, and legends leave out what
+    begins with "_"."""
+    name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
+def picture(alt: str, path: str, formats: Sequence[str]) -> str:
+    """Markdown that shows the figure `path`, given without its ending; a PDF is a link."""
+    for kind in ("png", "svg"):
+        if kind in formats:
+            return f"![{alt}]({path}.{kind})"
+    return f"[{alt}]({path}.pdf)"
+
+
+def draw(runs: dict[str, PanelRows], names: Sequence[str] = ()) -> plt.Figure:
+    """A matplotlib figure of {name of a run: its rows of panels}. Panels in the same place, of all
+    runs, have one scale, and one color and one legend for their labels; those `by_run` are merged,
+    and come last. `names`: all runs of the command, whose order gives their styles."""
+    compared = {}
+    if len(runs) > 1:
+        compared = compare_panels(runs, list(names or runs))
+    rows = own_rows(runs, bool(compared)) + split(list(compared.items()))
+    columns = max(map(len, rows))
+    legends = max(map(len, runs.values()))
+    figsize = (WIDTH, 2.5 * len(rows) + 0.4 * legends + 0.6)
+    figure, grid = plt.subplots(len(rows), columns, figsize=figsize, squeeze=False)
+    places = {}  # {place: [(axis, panel) of each run]}
+    for axes, row in zip(grid, rows, strict=True):
+        for ax in axes[len(row) :]:
+            ax.remove()
+        for ax, (place, panel) in zip(axes, row, strict=False):
+            places.setdefault(place, []).append((ax, panel))
+    for place, drawn in places.items():
+        axes = [ax for ax, _ in drawn]
+        color_labels([line for _, panel in drawn for line in panel.lines])
+        for ax, panel in drawn:
+            if panel.lines and ax is not axes[0]:
+                ax.sharey(axes[0])
             draw_panel(ax, panel)
-        row[0].set_ylabel(f"{name}\n{panels[0].ylabel}")
-        for ax in row[len(panels) :]:
-            ax.set_visible(False)
+        if place not in compared:
+            legend_below(axes)
+    if compared:
+        axes = [places[place][0][0] for place in compared]
+        legend_of_runs(figure, by_label(axes))
     return figure
+
+
+def own_rows(runs: dict[str, PanelRows], without_compared: bool) -> list[list[Cell]]:
+    """The rows of each run, each beside the same row of the other runs. If runs have one panel
+    each, these are side by side."""
+    rows = []
+    for i, same in enumerate(zip_longest(*runs.values(), fillvalue=[])):
+        cells = []  # a row for each run
+        for name, panels in zip(runs, same, strict=True):
+            row = []
+            for j, panel in enumerate(panels):
+                if panel.by_run and without_compared:
+                    continue
+                words = panel.ylabel if row else f"{name}\n{panel.ylabel}"
+                row.append(((i, j), panel._replace(ylabel=words)))
+            cells.append(row)
+        if max(map(len, cells)) == 1:
+            cells = split(list(chain(*cells)))
+        rows += filter(None, cells)
+    return rows
+
+
+def split(cells: list[Cell]) -> list[list[Cell]]:
+    """Rows of at most COLUMNS cells."""
+    return [cells[first : first + COLUMNS] for first in range(0, len(cells), COLUMNS)]
+
+
+def compare_panels(runs: dict[str, PanelRows], names: list[str]) -> dict[Place, Panel]:
+    """{title: panel} for each label in the panels `by_run`, with a line of each run."""
+    compared = {}
+    for name, rows in runs.items():
+        style = curve_style(names.index(name)) | {"label": name}
+        for panel in filter(lambda panel: panel.by_run, chain(*rows)):
+            for line in panel.lines:
+                title = f"{panel.title}\n{line.options.get('label', '')}".rstrip()
+                same = compared.setdefault(title, panel._replace(title=title, lines=[]))
+                same.lines.append(line._replace(style="-", options=line.options | style))
+    return compared
+
+
+def color_labels(lines: list[Line]) -> None:
+    """Give the lines without a color one by their label."""
+    open_lines = [line.options for line in lines if line.options.keys() == {"label"}]
+    labels = dict.fromkeys(options["label"] for options in open_lines)
+    taken = [LABEL_COLORS.get(label) for label in labels]
+    free = cycle(color for color in (*PALETTE, *MORE_COLORS) if color not in taken)
+    colors = {label: LABEL_COLORS.get(label) or next(free) for label in labels}
+    for options in open_lines:
+        options["color"] = colors[options["label"]]
 
 
 def draw_panel(ax: Axes, panel: Panel) -> None:
@@ -164,7 +261,43 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
         ax.figure.colorbar(image, ax=ax)
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     ax.set(**{f"{axis}scale": "log" for axis in panel.log})
+    if "y" in panel.log:
+        ax.yaxis.set_minor_formatter(LogFormatter())  # 60, not 6 × 10¹
     if "block" in panel.xlabel:
         ax.locator_params("x", integer=True)
-    if any(line.options.get("label") for line in panel.lines):
-        ax.legend()
+
+
+def by_label(axes: Sequence[Axes]) -> dict[str, Artist]:
+    """{label: the first line with it} of all lines on these axes."""
+    handles = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    return handles
+
+
+def legend_below(axes: Sequence[Axes]) -> None:
+    """Draw a legend of the lines on these axes under the last one, and under all that stands
+    there."""
+    handles = by_label(axes)
+    if not handles:
+        return
+    ax = axes[-1]
+    figure = ax.figure
+    depth = ax.bbox.y0 - ax.get_tightbbox().y0
+    below = ax.transAxes + ScaledTranslation(0, -depth / figure.dpi - 0.08, figure.dpi_scale_trans)
+    place = dict(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
+    width = 1.3 * ax.get_position().width * figure.get_figwidth()
+    ax.legend(handles.values(), handles, **place, ncols=count_columns(handles, width))
+
+
+def legend_of_runs(figure: plt.Figure, handles: dict[str, Artist], title: str = "") -> None:
+    """Draw a legend of {label: line} under a whole figure."""
+    columns = count_columns(handles, 0.7 * figure.get_figwidth())
+    place = dict(loc="outside lower center", ncols=columns, title=title, frameon=False)
+    figure.legend(handles.values(), handles, **place, fontsize="medium")
+
+
+def count_columns(labels: Iterable[str], width: float) -> int:
+    """Number of columns of a legend of this width, in inches."""
+    return max(1, int(width / (0.4 + 0.055 * max(map(len, labels)))))

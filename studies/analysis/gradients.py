@@ -111,7 +111,7 @@ def draw_gradients(measured: list[Measured]) -> PanelRows:
             x = edges * tail["rms"] if size == "|g|" else edges
             per_decade = density * np.diff(edges) / np.diff(np.log10(edges))
             densities.append(line(np.sqrt(x[1:] * x[:-1]), per_decade, "-", label=kind))
-            shares.append(line(x, ccdf, "-"))
+            shares.append(line(x, ccdf, "-", label=kind))
         panels.append(Panel("density per decade", size, densities, log="xy"))
         panels.append(Panel("share of larger ones", size, shares, log="xy"))
     return [panels]
@@ -247,18 +247,17 @@ def draw_sharpness(measured: list[Measured]) -> PanelRows:
     averages = []
     for mean in ("arithmetic", "geometric"):
         values = [last["types"][kind][mean] for kind in kinds]
-        averages.append(line(kinds, values, "o", label=mean))
-    blocks = [by_block(last["layers"]["all"]["arithmetic"], "ko-", label="whole block")]
+        averages.append(line(kinds, values, "o", label=f"{mean} mean"))
+    blocks = [by_block(last["layers"]["all"]["arithmetic"], "o-", color="k", label="whole block")]
     training = []
     densities = []
     for kind in kinds:
-        color = TYPE_COLORS[kind]
         means = [m["types"][kind]["arithmetic"] for m in measured]
-        training.append(over_steps(measured, means, color=color, label=kind))
+        training.append(over_steps(measured, means, label=kind))
         edges, density = map(np.array, last["log10_density"][kind].values())
-        densities.append(line((edges[1:] + edges[:-1]) / 2, density, "-", color=color))
+        densities.append(line((edges[1:] + edges[:-1]) / 2, density, "-", label=kind))
         if kind in last["layers"]:
-            blocks.append(by_block(last["layers"][kind]["arithmetic"], color=color))
+            blocks.append(by_block(last["layers"][kind]["arithmetic"], label=kind))
     upper = [
         Panel("mean h, the geometric without the zeros", "", averages, log="y"),
         Panel("arithmetic mean h over training", "step", training, log="y"),

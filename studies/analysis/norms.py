@@ -73,21 +73,20 @@ def draw_norms(measured: list[Measured]) -> PanelRows:
     panels = []
     for branch, keys in LINES.items():
         lines = [by_block(last["blocks"][key], label=key) for key in keys]
-        panels.append(Panel(f"{branch}: ‖W‖, ‖γ‖\n(at the end)", "block", lines))
+        panels.append(Panel(f"{branch}, at the end", "block", lines, "‖W‖, ‖γ‖", by_run=True))
     types = []
-    for kind, color in TYPE_COLORS.items():
+    for kind in TYPE_COLORS:
         if kind in last["types"]:
-            norms = [m["types"][kind] for m in measured]
-            types.append(over_steps(measured, norms, color=color, label=kind))
-    panels.append(Panel("all parameters of a type", "step", types))
+            types.append(over_steps(measured, [m["types"][kind] for m in measured], label=kind))
+    panels.append(Panel("all parameters of a type", "step", types, by_run=True))
     if last["embedding"]:  # images have none
         rows = [m["embedding"]["rows"] * m["embedding"]["smallest"] for m in measured]
         gains = [m["embedding"]["gain"] ** 2 for m in measured]
         lines = [
             over_steps(measured, rows, label="d · min ‖w̃‖²"),
-            over_steps(measured, gains, color="k", label="‖γ‖²"),
+            over_steps(measured, gains, label="‖γ‖²"),
         ]
-        panels.append(Panel(SMALLEST_ROW, "step", lines, log="y"))
+        panels.append(Panel(SMALLEST_ROW, "step", lines, log="y", by_run=True))
     return [panels]
 
 
@@ -217,7 +216,7 @@ def draw_scatter(measured: list[Measured]) -> PanelRows:
 
 
 def paint_points(points: dict[str, list], by: str, ax: Axes) -> None:
-    ax.scatter(points["x"], points["y"], c=points[by], cmap="turbo", s=3)
+    ax.scatter(points["x"], points["y"], c=points[by], cmap="turbo", s=3, rasterized=True)
 
 
 @torch.no_grad()
@@ -250,24 +249,20 @@ def measure_gains(
 def draw_gains(measured: list[Measured]) -> PanelRows:
     """Scale vectors over training (scale vectors, Fig. 4)."""
     last = measured[-1]
-    colors = {}
     sizes = []
     spreads = []
     cosines = []
     for slot in last["slots"]:
         kind = short_slot(slot, block=False)
-        label = None if kind in colors else kind
-        color = colors.setdefault(kind, f"C{len(colors) % 10}")
         history = [m["slots"][slot] for m in measured]
         rms = [gain["rms"] for gain in history]
         spread = [gain["std"] / gain["rms"] for gain in history]
-        sizes.append(over_steps(measured, rms, color=color, label=label))
-        spreads.append(over_steps(measured, spread, color=color))
+        sizes.append(over_steps(measured, rms, label=kind))
+        spreads.append(over_steps(measured, spread, label=kind))
     for block in range(len(last["cosines"])):
-        for pair, color in (("qk", "C0"), ("qv", "C1"), ("kv", "C2")):
+        for pair in ("qk", "qv", "kv"):
             values = [m["cosines"][block][pair] for m in measured]
-            label = pair if block == 0 else None
-            cosines.append(over_steps(measured, values, color=color, label=label))
+            cosines.append(over_steps(measured, values, label=f"{pair[0]}, {pair[1]}"))
     panels = [Panel("RMS of the gain", "step", sizes), Panel("spread: std / RMS", "step", spreads)]
     if cosines:
         panels.append(Panel("cosine of the gains of q, k, v", "step", cosines))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,7 +23,16 @@ from studies.analysis import (
     streams,
     tracked,
 )
-from studies.analysis.figure import FIGURES, STYLE, Figure, Measured, NotApplicable, draw, plt
+from studies.analysis.figure import (
+    FIGURES,
+    STYLE,
+    Figure,
+    Measured,
+    NotApplicable,
+    draw,
+    plain_label,
+    plt,
+)
 from studies.analysis.runs import Batches, CheckpointedRun, PretrainedModel
 from studies.analysis.settings import AnalyzeConfig
 
@@ -51,21 +61,23 @@ def analyze(paths: list[Path], config: AnalyzeConfig) -> int:
     comparison = None
     drawn = []
     if len(runs) > 1:  # first: mistakes in the records show at once, before anything slow
-        records = compare.load_records(list(dict.fromkeys(run.folder for run in runs)))
-        comparison = compare.compare_runs(records, folder, config.baseline)
+        records = compare.load_records([run.folder for run in runs])
+        comparison = compare.compare_runs(records, folder, config.baseline, config.formats)
         print(compare.format_table(comparison["table"]))
         print("".join(f"warning: {line}\n" for line in comparison["warnings"]), end="")
-        drawn.append(folder / "loss.png")
+        drawn.append("loss")
     figures, failures = measure_runs(runs, config.figure_names)
+    names = [run.name for run in runs]
     for name, measured in figures.items():
         try:
-            drawn.append(write_figure(name, measured, config, folder))
+            write_figure(name, measured, names, config, folder)
+            drawn.append(name)
         except Exception as e:  # whatever it is, the other figures are still drawn
             failures[name] = e
+    paths = [folder / f"{name}.{kind}" for name in drawn for kind in config.formats]
     if comparison:
-        names = [path.stem for path in drawn]
-        drawn.append(compare.write_report(records, comparison, folder, names))
-    print("\n".join(map(str, drawn)))
+        paths.append(compare.write_report(records, comparison, folder, drawn, config.formats))
+    print("\n".join(map(str, paths)))
     for name, error in failures.items():
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"error: {name} is not drawn: {reason}", file=sys.stderr)
@@ -144,18 +156,19 @@ def amounts(measured: Measured) -> list[str]:
     return [f"{measured[unit]:,} {unit}" for unit in units if unit in measured]
 
 
-def write_figure(name: str, measured: MeasuredRuns, config: AnalyzeConfig, folder: Path) -> Path:
-    """Draw figure `name`; write name.png and, with all its numbers, name.json. Print its `table`,
-    if it has one: a line for each type, of each run's last checkpoint."""
+def write_figure(
+    name: str, measured: MeasuredRuns, names: list[str], config: AnalyzeConfig, folder: Path
+) -> None:
+    """Draw figure `name` of the runs in `measured`, of all runs `names`; write name.png, or the
+    formats of `config`, and, with all its numbers, name.json. Print its `table`, if it has one: a
+    line for each type, of each run's last checkpoint."""
     figure = FIGURES[name]
     title = f"{figure.shows} ({figure.after})" if figure.after else figure.shows
     with plt.rc_context(STYLE):
-        panels = {}
-        for run, snapshots in measured.items():
-            panels[run.replace("$", r"\$")] = figure.panels(snapshots)  # "$" begins mathematics
-        drawing = draw(panels)
-        drawing.suptitle(title)
-        save_figure(drawing, folder / f"{name}.png")
+        panels = {plain_label(run): figure.panels(found) for run, found in measured.items()}
+        drawing = draw(panels, list(map(plain_label, names)))
+        drawing.suptitle(textwrap.fill(title, 105))
+        save_figure(drawing, folder / f"{name}.png", config.formats)
     record = {
         "figure": name,
         "shows": figure.shows,
@@ -170,7 +183,6 @@ def write_figure(name: str, measured: MeasuredRuns, config: AnalyzeConfig, folde
             for kind, values in snapshots[-1]["types"].items():
                 rows.append([run, kind, *(f"{values[key]:.4g}" for key in figure.table)])
         print("\n".join(table(rows)))
-    return folder / f"{name}.png"
 
 
 def round_for_json(value: Any) -> Any:

@@ -121,14 +121,13 @@ def draw_preconditioner(measured: list[Measured]) -> PanelRows:
     eigenvalues = []
     sizes = []
     conditions = []
-    for i, (kind, last) in enumerate(measured[-1]["types"].items()):
-        color = f"C{i}"
-        eigenvalues.append(by_block(last["high"], color=color, label=kind))
-        eigenvalues.append(by_block(last["low"], "--", color=color))
+    for kind, last in measured[-1]["types"].items():
+        eigenvalues.append(by_block(last["high"], label=kind))
+        eigenvalues.append(by_block(last["low"], "o--", label=kind))
         means = [np.nanmean(m["types"][kind]["gain"]) for m in measured]
-        sizes.append(over_steps(measured, means, color=color))
+        sizes.append(over_steps(measured, means, label=kind))
         means = [np.nanmean(m["types"][kind]["condition"]) for m in measured]
-        conditions.append(over_steps(measured, means, color=color))
+        conditions.append(over_steps(measured, means, label=kind))
     title = "eigenvalues of P (medians):\nγ² (dashed), γ² + ‖w‖²"
     return [
         [

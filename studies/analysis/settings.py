@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from configurator import PathName
+from nanodnt.run.metrics import read_formats
 from studies.analysis.figure import FIGURES
 
 
@@ -16,6 +17,7 @@ class AnalyzeConfig:
     #   OWNER/MODEL, gpt2, …, nanoGPT's ckpt.pt, or its folder; it is measured on `dataset`
     out: PathName = ""  # folder for the results; empty = RUN/analysis, or out/analysis for several
     #   runs or init_from
+    format: str = "png"  # of the figures: png, pdf or svg, or several, such as png,pdf
     baseline: PathName = ""  # name of the run with which the others are compared; empty = the first
     # --- what to measure on ---
     dataset: PathName = ""  # dataset whose validation windows, or images, are read; empty = the
@@ -39,6 +41,7 @@ class AnalyzeConfig:
             raise ValueError(
                 f"figures={self.figures!r} has {unknown}: allowed are all, {', '.join(FIGURES)}"
             )
+        self.formats = read_formats(self.format)
         for name in ("tokens", "draws", "snapshots"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -96,12 +96,14 @@ def draw_variance(measured: list[Measured]) -> PanelRows:
     streams = []
     for m, color in zip(measured, shades(len(measured)), strict=True):
         streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
-    branches = [by_block(measured[-1][branch], label=label) for branch, label in BRANCHES.items()]
+    at_end = [by_block(measured[-1]["stream"], first=0, label="residual stream")]
+    for branch, label in BRANCHES.items():
+        at_end.append(by_block(measured[-1][branch], label=f"{label} output, as it is added"))
     places = "after block (0: the first one's input)"
     return [
         [
-            Panel("residual stream", places, streams, "variance", log="y"),
-            Panel("branch outputs, as they are added (at the end)", "block", branches, log="y"),
+            Panel("residual stream over training", places, streams, "variance", log="y"),
+            Panel("variance at the end", "after block", at_end, log="y", by_run=True),
         ]
     ]
 
@@ -143,6 +145,7 @@ def draw_angular(measured: list[Measured]) -> PanelRows:
 
 
 def paint_distances(distances: np.ndarray, extent: tuple[float, ...], ax: Axes) -> AxesImage:
+    ax.locator_params("y", integer=True)
     return ax.imshow(
         distances, cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=extent, aspect="auto"
     )
@@ -186,11 +189,11 @@ def draw_removal(measured: list[Measured]) -> PanelRows:
     """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3,
     7)."""
     last = measured[-1]
-    title = f"loss above the full model's {last['loss']:.3f}, nats"
-    panels = [Panel(title, "deleted block", [by_block(last["drop"])])]
+    lines = [by_block(last["drop"])]
+    panels = [Panel("rise of the loss, nats", "deleted block", lines, by_run=True)]
     if "top1" in last:
-        title = f"top-1 below the full model's {last['top1']:.1%}"
-        panels.append(Panel(title, "deleted block", [by_block(last["top1_drop"])]))
+        lines = [by_block(last["top1_drop"])]
+        panels.append(Panel("fall of top-1", "deleted block", lines, by_run=True))
     return [panels]
 
 
@@ -302,15 +305,16 @@ def draw_jacobian(measured: list[Measured]) -> PanelRows:
         row = []
         for shown in measured[-1]["maps"][branch]:
             paint = partial(paint_map, shown["map"])
-            row.append(Panel(f"block {shown['block']}", "", ylabel=label, paint=paint))
+            row.append(Panel(f"{label}, block {shown['block']}", "", paint=paint))
         deviations = [layer["deviation"] for layer in measured[-1]["layers"][branch]]
-        row.append(Panel("‖J−I‖/√C", "block", [by_block(deviations)]))
+        row.append(Panel(f"{label}: ‖J−I‖/√C", "block", [by_block(deviations)], by_run=True))
         rows.append(row)
     return rows
 
 
 def paint_map(jacobian: list[list[float]], ax: Axes) -> AxesImage:
-    return ax.imshow(jacobian, cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
+    norm = SymLogNorm(0.01, vmin=-1, vmax=1)
+    return ax.imshow(jacobian, cmap="RdBu_r", norm=norm, aspect="auto")
 
 
 def largest_logits(
@@ -326,9 +330,10 @@ def draw_logits(measured: list[Measured]) -> PanelRows:
     """Largest attention logit of each block."""
     at_end = by_block(measured[-1]["layers"])
     largest = over_steps(measured, [max(m["layers"]) for m in measured])
+    unit = "largest |q·k| / √head_dim"
     return [
         [
-            Panel("at the end", "block", [at_end], "largest |q·k| / √head_dim", log="y"),
-            Panel("over training, the largest of all blocks", "step", [largest], log="y"),
+            Panel("at the end", "block", [at_end], unit, log="y", by_run=True),
+            Panel("the largest of all blocks", "step", [largest], unit, log="y", by_run=True),
         ]
     ]

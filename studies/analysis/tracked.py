@@ -78,7 +78,7 @@ def draw_experts(measured: list[Measured]) -> PanelRows:
     )
     lower = []
     for key, title, even in values_if_even:
-        limit = line([steps[0], steps[-1]], [even, even], "k:", label="even")
+        limit = line([steps[0], steps[-1]], [even, even], ":", color="k", label="even")
         lower.append(Panel(title, "step", [*blocks_over_steps(steps, last[key]), limit]))
     return [upper, lower]
 
@@ -87,9 +87,9 @@ def paint_load(steps: list[int], load: np.ndarray, ax: Axes) -> QuadMesh:
     """A map of load (rows, E) over the steps. A load of 0 has the lowest color."""
     experts = range(1, load.shape[1] + 1)
     shown = np.maximum(load.T, 1e-9)
-    return ax.pcolormesh(
-        steps, experts, shown, norm=LogNorm(0.25, 4), cmap="RdBu_r", shading="nearest"
-    )
+    norm = LogNorm(0.25, 4)
+    colors = dict(norm=norm, cmap="RdBu_r", shading="nearest", rasterized=True)
+    return ax.pcolormesh(steps, experts, shown, **colors)
 
 
 def measure_tracking(model: Transformer, batches: None, run: CheckpointedRun) -> Measured:

@@ -7,33 +7,38 @@ derived from it alone. A run's name ends with a digest of its command; "settings
 resolved configuration.
 """
 
+import io
 import json
 import math
 import statistics
+import sys
 import threading
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configurator import PathName
+from configurator import NonNegativeInt, PathName, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
+from nanodnt.run.metrics import read_formats
 from nanodnt.tasks import fill_from_dataset
 from studies.claims import quantities
 from studies.claims.judge import (
     FEWEST,
     MOST,
+    Losses,
     Plan,
     Variance,
     classify,
     holm,
     p_value,
+    paired_variance,
     plan_seeds,
     pool_variance,
 )
@@ -45,9 +50,11 @@ from studies.claims.study import (
     arms_in,
     compare_protocol,
     load_study,
+    locate,
     settings_of,
     split_value,
     squared_weights,
+    weights_of,
 )
 from studies.sweep.results import describe_hardware
 from studies.sweep.runner import (
@@ -61,15 +68,13 @@ from studies.sweep.runner import (
     read_origin,
     read_outcome,
     resolve_configs,
+    say,
 )
 
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
 TUNING_SEEDS = (0, 5)
-SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # seeds of the reported numbers
 MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
-
-Losses = list[float | None]  # one for each seed, None where the run diverged
 
 
 @dataclass
@@ -78,14 +83,20 @@ class ReproduceConfig:
     claims: PathName = "studies/papers.py"  # claims file: your own, or one of studies/
     only: str = ""  # claims to test: ids of claims or names of papers, separated by commas; empty =
     #   all
+    seeds: NonNegativeInt = 0  # number of seeds of each of these claims; 0 = that in the claims
+    #   file, or as many as the spread over the tuning seeds asks for
     dry_run: bool = False  # print the number of runs, steps and tokens, and the commands known now;
     #   train nothing
     judge_only: bool = False  # run nothing: judge the recorded runs
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: PathName = "out/reproduce"  # folder of the runs
-    results: PathName = "docs/results"  # folder for NAME.md, and for NAME/ with the record and the
-    #   figures
+    results: PathName = ""  # folder for NAME.md, and for NAME/ with the record and the figure;
+    #   empty = docs/results for the claims files of studies/, the folder of --out for yours
+    format: str = "png"  # of the figure: png, pdf or svg, or several, such as png,pdf
+
+    def __post_init__(self) -> None:
+        self.formats = read_formats(self.format)
 
 
 class MissingRun(Exception):
@@ -120,6 +131,12 @@ def choose_claims(only: str, study: Study) -> list[Claim]:
             f"{', '.join(allowed)}"
         )
     return [claim for claim in study.claims if not names or {claim.id, claim.paper} & names]
+
+
+def first_seeds(n: int) -> list[int]:
+    """The first n seeds of the reported numbers: 1, 2, …, without those that tune."""
+    seeds = [seed for seed in range(1, n + len(TUNING_SEEDS) + 1) if seed not in TUNING_SEEDS]
+    return seeds[:n]
 
 
 def choose_rate(losses: dict[int, float]) -> RateChoice:
@@ -198,15 +215,37 @@ class Record:
             write_file(self.path, lambda f: f.write(text.encode()))
 
 
+def choose_results(config: ReproduceConfig) -> Path:
+    """The folder for the page and the record: the given one; or docs/results for a claims file of
+    studies/, and for yours if its record is there already; or else that of the runs."""
+    if config.results:
+        return ROOT / config.results
+    tracked = ROOT / "docs" / "results"
+    claims = Path(config.claims)
+    ours = ROOT / "studies" / claims.name
+    is_tracked = (tracked / claims.stem / "record.json").exists()
+    if ours.exists():
+        is_tracked = ours.resolve() == (ROOT / claims).resolve()
+    return tracked if is_tracked else ROOT / config.out
+
+
 class Experiment:
     """A study that finds each number in the record, or trains and measures the runs for it."""
 
     def __init__(self, config: ReproduceConfig) -> None:
+        check_ranges(config)
         self.config = config
         self.name = Path(config.claims).stem
-        self.study = load_study(str(ROOT / config.claims), {"loss", *quantities.MEASURES})
+        self.claims = str(ROOT / config.claims)
+        self.study = load_study(self.claims, {"loss", *quantities.MEASURES})
         self.chosen = choose_claims(config.only, self.study)
-        self.folder = ROOT / config.results / self.name
+        if config.seeds:
+            chosen = {claim.id: claim._replace(seeds=config.seeds) for claim in self.chosen}
+            self.chosen = list(chosen.values())
+            claims = [chosen.get(claim.id, claim) for claim in self.study.claims]
+            self.study = self.study._replace(claims=claims)
+        self.results = choose_results(config)
+        self.folder = self.results / self.name
         self.record = Record(self.folder / "record.json")
         self.out = (ROOT / config.out / self.name).resolve()
         self.tune = cache(self.tune)
@@ -242,6 +281,11 @@ class Experiment:
         if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
+        if run.path not in self.runner.names:
+            ids = [claim.id for claim in self.chosen if name in arms_in(claim.numbers)]
+            rate = flags.get("learning_rate", "of its config")
+            words = f"{name} ({', '.join(ids)}), learning rate {rate}, seed {seed}"
+            self.runner.names[run.path] = words
         return run
 
     def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> Configs:
@@ -296,22 +340,31 @@ class Experiment:
         if claim.cannot:
             return Plan(0, claim.cannot)
         if claim.seeds:
-            return Plan(claim.seeds, f"{claim.seeds} seeds, set in the claims file")
+            return Plan(claim.seeds, f"{claim.seeds} seeds, as the claims file or --seeds says")
         spread = self.spread_of(claim.number)
         tuning = self.values(claim.number, TUNING_SEEDS)
-        tests = sum(not claim.cannot for claim in self.study.claims)
-        return plan_seeds(claim, tuning, spread, tests)
+        return plan_seeds(claim, tuning, spread, self.tests)
+
+    @property
+    def tests(self) -> int:
+        """The number of claims that Holm's correction counts."""
+        return sum(not claim.cannot for claim in self.study.claims)
 
     def spread_of(self, number: Number) -> float:
-        """The standard deviation of a number over seeds, estimated from the pairs of tuning seeds
-        at its arms' tuned rates and at their neighbours."""
-        pairs = []
+        """The standard deviation of a number over seeds, estimated from the two tuning seeds at its
+        arms' tuned rates and at their neighbours: of the number itself, or, if the study is not
+        `paired`, as if its arms were independent."""
+        near = []  # for each arm [losses with the tuning seeds] at these rates
         for arm in arms_in([number]):
             tuned = self.tune(arm)
-            near = [losses for lr, losses in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
-            if number.measure != "loss" or not near:
-                near = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
-            pairs += [pair for pair in near if None not in pair]
+            pairs = [losses for lr, losses in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
+            if number.measure != "loss" or not pairs:
+                pairs = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
+            near.append(pairs)
+        weights = list(weights_of(number.value).values())
+        if self.study.paired:
+            return math.sqrt(paired_variance(weights, near))
+        pairs = [pair for arm in near for pair in arm if None not in pair]
         variance = sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs))
         return math.sqrt(variance) * math.sqrt(squared_weights(number.value))
 
@@ -326,7 +379,7 @@ class Experiment:
                     n = max(n, planned)
                 elif name in arms_in(claim.sides):
                     n = max(n, min(planned, FEWEST))
-        return list(SEEDS[:n])
+        return first_seeds(n)
 
     def common_seeds(self, number: Number, claims: list[Claim] | None = None) -> Sequence[int]:
         """The seeds that all arms of a number are reported with; the tuning seeds if none."""
@@ -362,13 +415,42 @@ class Experiment:
     def check(self) -> None:
         """ValueError if a protocol is not the paper's and no reason is given, a dataset is not
         prepared, or there is no place to write to."""
-        check_folder(ROOT / self.config.out / self.name, "--out")
+        check_folder(self.out, "--out")
         check_folder(self.folder, "--results")
+        names = arms_in(number for claim in self.chosen for number in claim.numbers)
+        datasets = set()
+        for name in names:
+            datasets.add(self.read_arm(name).train.dataset)
         for claim in self.chosen:
             self.protocol(claim)
-        names = arms_in(number for claim in self.chosen for number in claim.numbers)
-        for dataset in {self.configs_of(name).train.dataset for name in names}:
+            self.check_arms(claim)
+        for dataset in datasets:
             load_meta(dataset)
+
+    def read_arm(self, name: str) -> Configs:
+        """The configurations of an arm's runs. ValueError, with its line in the claims file, for a
+        mistake in its files or flags."""
+        printed = io.StringIO()  # the mistake, if a command line cannot be read
+        try:
+            with redirect_stderr(printed):
+                return self.configs_of(name)
+        except (ValueError, SystemExit) as error:
+            mistake = printed.getvalue().strip().removeprefix("error: ") or error
+        raise ValueError(f"{locate(self.claims, name)}: arm {name!r}: {mistake}")
+
+    def check_arms(self, claim: Claim) -> None:
+        """ValueError if two arms of a number are one configuration at one rate."""
+        for number in claim.numbers:
+            seen = {}  # {settings and the source of the rate: arm}
+            for name in weights_of(number.value):
+                arm = self.study.arms[name]
+                settings = digest_settings(self.run_of(name, arm.lr, TUNING_SEEDS[0]))
+                other = seen.setdefault((settings, arm.of, arm.times, arm.tries), name)
+                if other != name:
+                    raise ValueError(
+                        f"{locate(self.claims, name)}: {other!r} and {name!r}, which claim "
+                        f"{claim.id} compares, have the same settings: the base may have them too"
+                    )
 
     def protocol(self, claim: Claim) -> list[ProtocolRow]:
         """The claim's protocol beside the configurations of its primary number's arms."""
@@ -388,6 +470,10 @@ class Experiment:
 
     def train(self) -> int:
         """Settle all claims; returns the exit code."""
+        self.find_missing()
+        progress = self.runner.progress
+        progress.needed = set(self.missing)
+        print(f"runs: {progress.size()}, {self.runner.jobs} at a time, in {self.out}", flush=True)
         self.may_train = True
         _, code = self.runner.call_all(self.settle, {claim.id: (claim,) for claim in self.chosen})
         self.may_train = False
@@ -396,7 +482,7 @@ class Experiment:
     def settle(self, claim: Claim) -> None:
         """Tune a claim's arms, plan its seeds, and measure its numbers. The loss of every run is
         measured too, for the page."""
-        self.plan(claim.id)
+        plan = self.plan(claim.id)
         by_path = {}  # each run once
         runs = {}
         for number in claim.numbers:
@@ -404,23 +490,30 @@ class Experiment:
             for name in arms_in([number]):
                 runs[number] += self.reported(name, self.seeds_of(name, [claim]))
             by_path |= {run.path: run for run in runs[number]}
+        self.runner.progress.waiting.discard(claim.id)
+        if self.may_train:
+            say(f"{claim.id}: {plan.why}", sys.stdout)
         self.measure("loss", list(by_path.values()))
         for number in claim.numbers:
             self.measure(number.measure, runs[number])
 
-    def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, the number
-        of claims that take more, and the commands."""
-        waiting = 0
+    def find_missing(self) -> None:
+        """Fill `missing` with the runs that are known to be needed, and `waiting` of the progress
+        with the ids of the claims that take more."""
+        self.runner.progress.waiting = {claim.id for claim in self.chosen}
         for claim in self.chosen:
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
                     if not claim.cannot and not claim.seeds:
                         self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
-            try:
+            with suppress(MissingRun):
                 self.settle(claim)
-            except MissingRun:
-                waiting += 1
+
+    def forecast(self) -> list[str]:
+        """Lines on the training that is left: runs, steps and tokens that are known now, the number
+        of claims that take more, and the commands."""
+        self.find_missing()
+        waiting = self.runner.progress.waiting
         runs = list(self.missing.values())
         steps = 0
         tokens = 0
@@ -432,8 +525,8 @@ class Experiment:
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
         if waiting:
             lines.append(
-                f"then {waiting} claims take more: rates, and {FEWEST} to {MOST} seeds of their "
-                "arms"
+                f"then {len(waiting)} claims take more: rates, and {FEWEST} to {MOST} seeds of "
+                "their arms"
             )
         return lines + [self.runner.command(run) for run in runs]
 
@@ -444,6 +537,7 @@ class Experiment:
         if missing and not self.may_train:
             self.missing |= {run.path: run for run in missing}
             raise MissingRun
+        self.runner.progress.needed.update(run.path for run in missing)
         with ThreadPoolExecutor(self.runner.jobs) as pool:
             list(pool.map(partial(self.train_and_measure, measure), missing))
         return [self.record.measures(run)[measure] for run in runs]
@@ -502,13 +596,16 @@ class Experiment:
 
     def pool(self, claim: Claim, values: dict[Number, list[float]]) -> Variance | None:
         """The variance of the primary number, pooled over the claim's arms with the same measure
-        that have all its seeds; None if they may not be pooled."""
+        that have all its seeds; None if they may not be pooled, or if the study is `paired`."""
+        if self.study.paired:
+            return None
         measure = claim.number.measure
         primary = values[claim.number]
         losses = []
         for name in arms_in(number for number in values if number.measure == measure):
             if len(self.seeds_of(name)) >= len(primary):
-                losses.append(self.measure(measure, self.reported(name, SEEDS[: len(primary)])))
+                runs = self.reported(name, first_seeds(len(primary)))
+                losses.append(self.measure(measure, runs))
         pooled = pool_variance([arm for arm in losses if None not in arm])
         if pooled is None or not all(map(math.isfinite, primary)):
             return None
@@ -523,7 +620,7 @@ class Experiment:
         for number in claim.numbers:
             seeds = None
             if number == claim.number and not claim.cannot:
-                seeds = SEEDS[:n] or TUNING_SEEDS
+                seeds = first_seeds(n) or TUNING_SEEDS
             elif number.measure != "loss":
                 seeds = self.common_seeds(number, [claim])
             with suppress(MissingRun):

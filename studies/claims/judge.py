@@ -8,6 +8,7 @@ decided by the interval.
 
 import math
 import statistics
+from collections.abc import Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import NamedTuple
@@ -31,6 +32,9 @@ POWER = 0.8
 FEWEST = 4
 MOST = 16
 SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are not pooled
+
+
+Losses = list[float | None]  # one for each seed, None where the run diverged
 
 
 class Variance(NamedTuple):
@@ -165,6 +169,30 @@ def count_seeds(
         if power(n, effect / spread, level, equal) >= POWER:
             return n
     return None
+
+
+def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float:
+    """The variance over seeds of a sum of arms with these weights, from the losses with two seeds,
+    for each arm at its tuned rate and at those beside it. An arm with one rate goes with each of
+    the others'. What a seed adds to all arms cancels."""
+    n_rates = min((len(pairs) for pairs in losses if len(pairs) > 1), default=1)
+    gap = np.zeros(n_rates)
+    for weight, pairs in zip(weights, losses, strict=True):
+        first, second = np.array(pairs[:n_rates], dtype=float).T  # None becomes nan
+        gap += weight * (first - second)
+    gap = gap[np.isfinite(gap)]
+    return float((gap**2).sum()) / 2 / max(1, len(gap))
+
+
+def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int | None:
+    """The fewest seeds that decide an undecided claim with a chance of POWER, if the true mean and
+    spread are those of `values`, which are finite; None: more than a thousand. They must show that
+    the mean is not the smallest effect that matters or, for a claim of a sign, not 0."""
+    mean = abs(statistics.mean(values))
+    distance = abs(claim.effect - mean)
+    if claim.expect in ("below", "above"):
+        distance = max(distance, mean)
+    return count_seeds(distance, statistics.stdev(values), LEVEL / tests)
 
 
 def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> Plan:

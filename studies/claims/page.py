@@ -2,15 +2,19 @@
 words, then each claim in full."""
 
 import math
+import os
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import save_figure
-from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment, Losses, MissingRun
-from studies.claims.judge import CLASSES, FEWEST, Variance, interval
+from nanodnt.tasks import task_of
+from studies.analysis.figure import STYLE, picture, plt
+from studies.claims.experiment import TUNING_SEEDS, Experiment, Losses, MissingRun
+from studies.claims.judge import CLASSES, FEWEST, Variance, count_seeds_to_decide, interval
 from studies.claims.study import Claim, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
@@ -18,12 +22,12 @@ from studies.sweep.runner import ROOT
 HIGHEST = 2.3  # nats: the largest height of the figure on learning rates
 INTRO = (
     "# {title}\n\n{about}\n\n"
-    "[How claims are judged](../claims.md). Brackets are 95% intervals over the seeds "
+    "[How claims are judged]({docs}). Brackets are 95% intervals over the seeds "
     "(Student's t) at the learning rates\n"
     "given; a range is of two seeds.\n\n{note}\n"
 )
 RATES = (
-    "## Loss and learning rate\n\n![Loss and learning rate]({name}/rates.png)\n\n"
+    "## Loss and learning rate\n\n{picture}\n\n"
     "Of the arms that are tuned: mean and range of the tuning seeds. The figure has at most "
     "{highest:g} nats; a cross is a\n"
     "rate at which a run diverged.\n"
@@ -87,7 +91,8 @@ def describe_runs(experiment: Experiment) -> str:
         machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
     days = sorted({run["machine"]["date"] for run in runs})
     tuning = ", ".join(map(str, TUNING_SEEDS))
-    reported = ", ".join(map(str, SEEDS))
+    seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
+    reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
@@ -206,15 +211,15 @@ def find_curves(experiment: Experiment) -> dict[str, dict[str, dict[float, Losse
     return curves
 
 
-def draw_rates(curves: dict[str, dict], path: Path) -> None:
-    """Draw the losses of `find_curves`, up to HIGHEST above the lowest loss."""
-    figure, axes = new_figure(len(curves), 4.2, 3.8)
-    for axis, (title, arms) in zip(axes, curves.items(), strict=True):
-        draw_curves(axis, arms, "learning rate", "validation loss, nats")
-        axis.set_title(title, fontsize=9)
-    bottom, top = axes[0].get_ylim()  # all panels share it
-    axes[0].set_ylim(bottom, min(top, bottom + HIGHEST))
-    save_figure(figure, path)
+def draw_rates(curves: dict[str, dict], path: Path, unit: str, formats: Sequence[str]) -> None:
+    """Draw the losses of `find_curves`, per `unit`, up to HIGHEST above the lowest loss."""
+    with plt.rc_context(STYLE):
+        figure, axes = new_figure(len(curves), 4.2, 3.8)
+        for axis, (title, arms) in zip(axes, curves.items(), strict=True):
+            draw_curves(axis, arms, title, "learning_rate", unit)
+        bottom, top = axes[0].get_ylim()  # all panels share it
+        axes[0].set_ylim(bottom, min(top, bottom + HIGHEST))
+        save_figure(figure, path, formats)
 
 
 def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[str, dict]) -> str:
@@ -226,7 +231,8 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         title = "The papers' claims, tested here"
     about = describe_runs(experiment)
     note = textwrap.fill(study.note, 120)
-    lines = [INTRO.format(title=title, about=about, note=note).rstrip()]
+    docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
+    lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip()]
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
         lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged))]
@@ -246,7 +252,9 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
             table += [[paper, *cells] for cells in others]
         lines += ["## What others found\n", *markdown_table(table)]
     if curves:
-        lines.append(RATES.format(name=experiment.name, highest=HIGHEST))
+        place = f"{experiment.name}/rates"
+        shown = picture("Loss and learning rate", place, experiment.config.formats)
+        lines.append(RATES.format(picture=shown, highest=HIGHEST))
     bases = [f"{base}: `{files}`" for base, files in study.bases.items() if files]
     words = "; ".join(bases) or "the papers' own configurations stand alone"
     lines.append(EACH.format(bases=words))
@@ -255,13 +263,50 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write_page(experiment: Experiment) -> Path:
-    """Write the page and its figure; returns the page's path."""
+def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
+    """Write the page, with the verdicts of `judge`, and its figure; returns their paths."""
     curves = find_curves(experiment)
     make_folder(experiment.folder, "--results")
+    paths = [experiment.results / f"{experiment.name}.md"]
     if curves:
-        draw_rates(curves, experiment.folder / "rates.png")
-    path = ROOT / experiment.config.results / f"{experiment.name}.md"
-    text = render_page(experiment, experiment.judge(), curves)
-    write_file(path, lambda f: f.write(text.encode()))
-    return path
+        formats = experiment.config.formats
+        figure = experiment.folder / "rates.png"
+        paths += [figure.with_suffix(f".{name}") for name in formats]
+        unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
+        draw_rates(curves, figure, unit, formats)
+    text = render_page(experiment, verdicts, curves)
+    write_file(paths[0], lambda f: f.write(text.encode()))
+    return paths
+
+
+# -- the last lines of the command
+
+
+def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
+    """The calls that failed, and the verdict on each chosen claim in words and numbers."""
+    lines = [f"failed: {failure}" for failure in experiment.runner.failures]
+    is_open = False  # whether a claim is without a decision
+    for claim in experiment.chosen:
+        row = verdicts.get(claim.id)
+        if row is None:
+            lines += ["", f"{claim.id}: no verdict, since not all of its runs are there"]
+            continue
+        lines += ["", f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
+        is_open |= row["class"] in ("undecided", "cannot judge")
+        values = row["values"].get(claim.number, [])
+        if values:
+            ours = format_values(values, row["pooled"])
+            lines.append(f"  {claim.number.says}: {ours}, n = {len(values)}")
+        if row["p"] is not None:
+            lines[-1] += f", p = {row['p']:.2g}"
+        if row["why"]:
+            lines.append(f"  {row['why']}")
+        if row["class"] == "undecided" and all(map(math.isfinite, values)):
+            n = FEWEST
+            if len(values) >= FEWEST:
+                n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
+            lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
+    lines += ["", "brackets: 95% intervals; n: seeds; p: after Holm's correction"]
+    if is_open:
+        lines.append("to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim")
+    return lines

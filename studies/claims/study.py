@@ -77,7 +77,7 @@ class Claim(NamedTuple):
     protocol: tuple[Setting, ...] = ()
     note: str = ""  # a paragraph for the reader of the page
     cannot: str = ""  # why this scale cannot judge the claim, written before the runs
-    seeds: int = 0  # number of seeds; 0 = as many as their spread asks for
+    seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
     plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
 
     @property
@@ -102,6 +102,8 @@ class Study(NamedTuple):
     claims: list[Claim]
     tuned: bool = True  # False: the config files' own rates, and runs are on all GPUs by torchrun,
     #   one at a time
+    paired: bool = True  # plan seeds from the spread of the difference between the arms, and judge
+    #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
     #   "−" or "0")]}
@@ -123,13 +125,18 @@ def split_value(value: str) -> list[tuple[int, str]]:
     return [(-1 if sign == "-" else 1, arm) for sign, arm in words]
 
 
-def squared_weights(value: str) -> int:
-    """The sum of the squares of the arms' weights in "A - B + C - B", where B has -2: the variance
-    of a number whose arms have variance 1."""
+def weights_of(value: str) -> Counter[str]:
+    """{arm: its weight} in "A - B + C - B", where B has -2."""
     weights = Counter()
     for sign, arm in split_value(value):
         weights[arm] += sign
-    return sum(weight**2 for weight in weights.values())
+    return weights
+
+
+def squared_weights(value: str) -> int:
+    """The sum of the squares of the arms' weights: the variance of a number whose arms are
+    independent and have variance 1."""
+    return sum(weight**2 for weight in weights_of(value).values())
 
 
 def arms_in(numbers: Iterable[Number]) -> list[str]:
@@ -142,46 +149,68 @@ def arms_in(numbers: Iterable[Number]) -> list[str]:
 
 
 def load_study(path: str, measures: set[str]) -> Study:
-    """The `study` of a claims file. ValueError, in one line, if it has none or if the study
-    contradicts itself."""
+    """The `study` of a claims file, which is executed. ValueError, in one line with the place in
+    the file, if it has none or if the study contradicts itself."""
     if not Path(path).exists():
         moved = path.replace("/config/studies/", "/studies/")
         advice = f": it is now {moved}" if Path(moved).exists() else ""
         raise ValueError(f"there is no claims file {path}{advice}")
     try:
         study = runpy.run_path(path).get("study")
-    except Exception as error:  # anything in the user's file may fail
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
-        line = lines[-1] if lines else getattr(error, "lineno", "?")
-        raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # anything in the user's file may fail
+        raise ValueError(
+            f"{path}:{line_of(error, path)}: {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(study, Study):
         raise ValueError(f"{path} has no `study = Study(…)`: docs/claims.md shows one")
-    for problem in find_problems(study, measures):
-        raise ValueError(f"{path}: {problem}")
+    try:
+        problems = list(find_problems(study, measures))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: a field of the study has another type: {error}") from None
+    for name, problem in problems:
+        raise ValueError(f"{locate(path, name)}: {problem}")
     return study
 
 
-def find_problems(study: Study, measures: set[str]) -> Iterator[str]:
-    """The contradictions in a study, each in one line."""
-    names = []  # (where a name is used, the name, the names allowed there)
+def line_of(error: BaseException, path: str) -> int | str:
+    """The line of this file at which it raised the error, or could not be parsed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    return lines[-1] if lines else getattr(error, "lineno", "?")
+
+
+def locate(path: str, name: str) -> str:
+    """FILE:LINE of the first place in a claims file where a string is `name`; without the line
+    where there is none."""
+    before, found, _ = Path(path).read_text(encoding="utf-8").partition(f'"{name}"')
+    return f"{path}:{before.count(chr(10)) + 1}" if found else path
+
+
+def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]:
+    """The contradictions in a study: the name of an arm or claim, and what is wrong with it."""
+    names = []  # (arm or claim, where a name is used, the name, the names allowed there)
     for name, arm in study.arms.items():
-        names.append((f"base of arm {name!r}", arm.base, study.bases))
+        names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
-            names.append((f"of of arm {name!r}", arm.of, study.arms))
+            names.append((name, f"of of arm {name!r}", arm.of, study.arms))
+    signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"
         has_effect = claim.number.published or claim.smallest is not None
         if not has_effect or claim.effect <= 0:
-            yield f"{where}: smallest, the smallest effect that matters, must be a number above 0"
-        names.append((f"expect of {where}", claim.expect, ("below", "above", "equal", "not above")))
-        names += [(f"an arm of {where}", name, study.arms) for name in arms_in(claim.numbers)]
-        names += [(f"a measure of {where}", number.measure, measures) for number in claim.numbers]
-    for where, name, allowed in names:
+            problem = "smallest, the smallest effect that matters, must be a number above 0"
+            yield claim.id, f"{where}: {problem}"
+        names.append((claim.id, f"expect of {where}", claim.expect, signs))
+        for name in arms_in(claim.numbers):
+            names.append((claim.id, f"an arm of {where}", name, study.arms))
+        for number in claim.numbers:
+            names.append((claim.id, f"a measure of {where}", number.measure, measures))
+    for owner, where, name, allowed in names:
         if name not in allowed:
-            yield f"{where}: {name!r} is not one of {', '.join(sorted(allowed))}"
-    if len({claim.id for claim in study.claims}) < len(study.claims):
-        yield "two claims have one id"
+            yield owner, f"{where}: {name!r} is not one of {', '.join(sorted(allowed))}"
+    for name, count in Counter(claim.id for claim in study.claims).items():
+        if count > 1:
+            yield name, f"two claims have one id, {name!r}"
 
 
 def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, object]:

@@ -11,9 +11,18 @@ from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
 from nanodnt.optim import make_optimizer
+from nanodnt.run.metrics import read_formats
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve, task_of
-from studies.sweep.runner import ROOT, Configs, TrainingRun, make_run, resolve_configs
+from studies.sweep.runner import (
+    ROOT,
+    Configs,
+    TrainingRun,
+    make_run,
+    plain_number,
+    rename_run,
+    resolve_configs,
+)
 
 FLAGS = read_flags(GPTConfig, TrainConfig)
 # flags that cannot be swept, and what to do instead
@@ -38,6 +47,7 @@ class SweepConfig:
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
     out: PathName = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty =
     #   out/sweep/NAME of the first file
+    format: str = "png"  # of the figure: png, pdf or svg, or several, such as png,pdf
     print: bool = False  # print the commands, one a line, and run nothing
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name
     #   the others
@@ -48,6 +58,7 @@ class SweepConfig:
     #   tuned learning rate; a+b as above
 
     def __post_init__(self) -> None:
+        self.formats = read_formats(self.format)
         if self.print + self.collect + bool(self.coordinates) > 1:
             raise ValueError(
                 "print, collect and coordinates do not go together: print the commands, run them, "
@@ -151,9 +162,12 @@ def list_points(
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         swept_flags = {name: flags[name] for name in swept}
+        varies = [Path(file).stem for file in chosen] if len(choices) > 1 else []
+        varies += [f"{name}{plain_number(value)}" for name, value in swept_flags.items()]
         all_flags = follow([*files, *chosen], flags, swept) | flags
         for i, seed in enumerate(config.list_seeds()):
             run = make_run(folder, [*files, *chosen], all_flags | {"seed": seed})
+            run = rename_run(run, [*varies, f"seed{seed}"])
             if i == 0:  # all seeds pass the same checks
                 check_trainable(run)
             points.append(Point(run, "+".join(chosen), swept_flags, seed))

@@ -4,23 +4,22 @@ the swept number."""
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
-from nanodnt.run.metrics import save_figure
+from nanodnt.run.metrics import curve_style, save_figure
 from nanodnt.tables import table
+from nanodnt.tasks import task_of
+from studies.analysis.figure import STYLE, legend_below, plain_label, plt
 from studies.sweep.grid import Point
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 COLUMNS = 3  # number of axes in a row of a figure
 
@@ -131,53 +130,80 @@ def new_figure(n: int, width: float = 6.0, height: float = 4.0) -> tuple[Figure,
 
 
 def draw_curves(
-    axis: Axes, curves: dict[str, dict[float, list[float | None]]], xlabel: str, ylabel: str
+    axis: Axes, curves: dict[str, dict[float, list[float | None]]], title: str, x: str, unit: str
 ) -> None:
-    """Draw {name: {x: losses of the seeds, None for a run that diverged}}: a line through the means
-    with a bar over the seeds where some run ended well, and crosses at the top for runs that
-    diverged."""
+    """Draw {name: {value of the flag x: validation losses of the seeds, per `unit`, None for a run
+    that diverged}}: a line through the means with bars from the lowest to the highest seed. Where
+    runs diverged, a cross above the axis has their number; mean and bar are of the others."""
+    strips = 0  # rows of crosses
     for i, (name, curve) in enumerate(curves.items()):
-        color = f"C{i}"
+        style = curve_style(i)
         ended = {}  # the losses without those of runs that diverged
-        for x, losses in curve.items():
+        for value, losses in curve.items():
             finite = [loss for loss in losses if loss is not None]
             if finite:
-                ended[x] = finite
+                ended[value] = finite
         xs = list(ended)
         means = [statistics.mean(losses) for losses in ended.values()]
         lowest = [min(losses) for losses in ended.values()]
         highest = [max(losses) for losses in ended.values()]
-        axis.plot(xs, means, "o-", color=color, markersize=4, label=name)
-        axis.vlines(xs, lowest, highest, color=color)
-        diverged = [x for x, losses in curve.items() if None in losses]
-        at_the_top = [0.97] * len(diverged)
-        axis.plot(diverged, at_the_top, "x", color=color, transform=axis.get_xaxis_transform())
-    xs = sorted({x for curve in curves.values() for x in curve})
+        axis.plot(xs, means, **style, markersize=4, label=plain_label(name))
+        axis.vlines(xs, lowest, highest, color=style["color"])
+        diverged = {value: losses for value, losses in curve.items() if None in losses}
+        strips += bool(diverged)
+        for value, losses in diverged.items():
+            words = f"× {losses.count(None)} of {len(losses)}"
+            place = dict(xycoords=axis.get_xaxis_transform(), textcoords="offset points")
+            look = dict(ha="center", color=style["color"], fontsize=7)
+            axis.annotate(words, (value, 1), (0, 12 * strips - 9), **place, **look)
+    xs = sorted({value for curve in curves.values() for value in curve})
+    axis.update_datalim([(value, 0) for value in xs], updatey=False)  # where all runs diverged
+    axis.autoscale_view()
+    label = x.replace("_", " ")
     if xs and xs[0] > 0:
         axis.set_xscale("log")
         axis.set_xticks(xs, [f"{x:g}" for x in xs], rotation=45)
         axis.minorticks_off()
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8)
+        label += " (log scale)"
+    axis.set(xlabel=label, ylabel=f"validation loss (nats per {unit})")
+    axis.set_title(title, pad=6 + 12 * strips, parse_math=False)
+    if strips:
+        axis.plot([], [], "x", color="0.4", label="seeds that diverged")
+    legend_below([axis])
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
     write_file(path, lambda f: f.write("\n".join(lines).encode()))
 
 
+def describe_figure(name: str, results: dict[str, Any]) -> str:
+    """The title of sweep.png: number of seeds, meaning of the bars, number of missing runs."""
+    title = f"{name}\none seed"
+    if results["seeds"] > 1:
+        title = f"{name}\nmean of {results['seeds']} seeds, bars from lowest to highest"
+    if results["missing"]:
+        title += f"; runs missing: {len(results['missing'])}"
+    return title
+
+
 def write_results(
-    points: list[Point], finished: list[str], folder: Path, command: list[str]
+    points: list[Point],
+    finished: list[str],
+    folder: Path,
+    command: list[str],
+    formats: Sequence[str] = ("png",),
 ) -> tuple[list[str], dict[str, Any]]:
-    """Write sweep.json, sweep.md and sweep.png; returns lines for the console, and the results in
-    sweep.json."""
+    """Write sweep.json, sweep.md and sweep.png, or these formats of it; returns lines for the
+    console, and the results in sweep.json."""
     results = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_lines(folder / "sweep.json", [json.dumps(results, indent=1)])
     rows = summary_rows(results)
     write_lines(folder / "sweep.md", markdown_table(rows))
-    figure, (axis,) = new_figure(1)
     losses = {name: by_x(rows) for name, rows in results["curves"].items()}
-    draw_curves(axis, losses, results["axis"], "validation loss, nats")
-    save_figure(figure, folder / "sweep.png")
+    unit = task_of(resolve_configs(points[0].run.args).model).loss_unit
+    with plt.rc_context(STYLE):
+        figure, (axis,) = new_figure(1, height=3.5 + 0.3 * len(losses))
+        draw_curves(axis, losses, describe_figure(folder.name, results), results["axis"], unit)
+        save_figure(figure, folder / "sweep.png", formats)
     lines = [f"not finished: {name}" for name in results["missing"]]
     return [*lines, *table(rows), str(folder / "sweep.md")], results

@@ -21,9 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import torch
+from tqdm import tqdm
 
 from configurator import configure
 from layers.cores import own_cores
@@ -34,12 +35,14 @@ from nanodnt.run.environment import GROUP
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
+from studies.sweep.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]  # root of the repository
 # fields of config.json that may differ from the command line in one and the same run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
-MAX_NAME = 100  # characters of a run folder's name, before its digest
+MAX_NAME = 100  # characters of a run folder's name, before its digest, in the records of claims
+MAX_SHORT_NAME = 92  # the same in sweeps
 
 
 class TrainingRun(NamedTuple):
@@ -62,8 +65,8 @@ class Stopped(Exception):
 
 
 def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> TrainingRun:
-    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` whose name ends with a
-    digest of the command."""
+    """The run of `train.py FILES --FLAG=VALUE …`, with a folder in `folder` named after all files
+    but the first and all flags. The name ends with a digest of the command."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
@@ -71,6 +74,17 @@ def make_run(folder: Path, files: list[str], flags: dict[str, object]) -> Traini
     words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
     name = "-".join(words).replace("/", "_")[:MAX_NAME]
     return TrainingRun(folder / f"{name}-{digest}", tuple(args))
+
+
+def rename_run(run: TrainingRun, words: list[str]) -> TrainingRun:
+    """`run` with a folder named after these words and its digest. A folder with the same digest
+    that is there already keeps its name, whatever varied when it was made."""
+    folder = run.path.parent
+    digest = run.path.name[-7:]
+    path = folder / ("-".join(words).replace("/", "_")[:MAX_SHORT_NAME] + digest)
+    if not path.exists():
+        path = min(folder.glob(f"*{digest}"), default=path)
+    return run._replace(path=path)
 
 
 def plain_number(value: object) -> str:
@@ -152,6 +166,12 @@ def read_origin(path: Path) -> dict[str, str | None]:
     )
 
 
+def say(line: str, stream: TextIO) -> None:
+    """Print a line, above that of the progress."""
+    tqdm.write(line, file=stream)
+    stream.flush()
+
+
 class Runner:
     """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`:
     one at a time, on all GPUs, by torchrun."""
@@ -179,7 +199,9 @@ class Runner:
             self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if one_gpu else {})
         self.children = set()  # processes of the runs being trained
         self.stopping = False
-        self.made = []  # names of the runs trained by this process
+        self.names = {}  # {a run's folder: the run in words}, where the folder's name is not enough
+        self.progress = Progress()
+        self.failures = []  # one line for each call that failed
         self.locks = {}  # {a run's folder: its lock between threads}
 
     def stop(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
@@ -200,6 +222,7 @@ class Runner:
         self.stopping = False
         handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
         pool = ThreadPoolExecutor(self.jobs)
+        self.progress.show()
         try:
             futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
             for future in as_completed(futures):
@@ -208,14 +231,16 @@ class Runner:
                     future.result()
                     finished.append(name)
                 except Stopped:
-                    print("stopped; the same command goes on from here", flush=True)
+                    say("stopped; the same command goes on from here", sys.stdout)
                     return finished, 128 + self.ended_by
                 except (ValueError, OSError, ArithmeticError) as error:
-                    print(f"error: {name}: {error}", file=sys.stderr, flush=True)
+                    self.failures.append(f"{name}: {error}")
+                    say(f"error: {name}: {error}", sys.stderr)
                     code = 1
         finally:
             self.stop()
             pool.shutdown(cancel_futures=True)
+            self.progress.hide()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return finished, code
@@ -236,14 +261,19 @@ class Runner:
     def finish(self, run: TrainingRun) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped if the user ended the
         command."""
+        self.progress.needed.add(run.path)
         with self.locks.setdefault(run.path, threading.Lock()):
             if is_finished(run):
+                self.progress.ended.add(run.path)
                 return
             self.train(run)
         word, loss = read_outcome(run.path)
-        self.made.append(run.path.name)
         result = word if loss is None else f"loss {loss:.4f}"
-        print(f"{len(self.made)} made: {run.path.name}  {result}", flush=True)
+        number = self.progress.end(run.path)
+        say(f"run {number}: {self.name(run)}: {result}{self.progress.left()}", sys.stdout)
+
+    def name(self, run: TrainingRun) -> str:
+        return self.names.get(run.path, run.path.name)
 
     def train(self, run: TrainingRun) -> None:
         """Start train.py on `run`, which goes on from its last checkpoint, and wait. ValueError if
@@ -257,12 +287,14 @@ class Runner:
                 command = [sys.executable, *self.launch(run)]
                 streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                 child = subprocess.Popen(command, cwd=ROOT, env=self.env | slot, **streams)
+            self.progress.training[run.path] = self.name(run)
             self.children.add(child)
             if self.stopping:  # `stop` has not seen this child
                 child.terminate()
             code = child.wait()
             self.children.remove(child)
         finally:
+            self.progress.training.pop(run.path, None)
             self.slots.put(slot)
         if self.stopping:
             raise Stopped

@@ -257,6 +257,7 @@ def write_my_claims(root, flags: dict):
     )
     base = "config/claims/mini_gpt.py config/init/xavier.py"
     varied = ("out_dir", "skip_scale", "min_lr", "seed", "optimizer", "weight_decay")
+    varied += ("pre_norm", "mid_norm", "input_norm", "qk_norm")  # of DNT
     flags = flags | dict(dataset=str(flags["dataset"]))
     tiny = [f"{key} = {value!r}\n" for key, value in flags.items() if key not in varied]
     (root / "tiny.py").write_text("".join(tiny))
@@ -307,7 +308,7 @@ def test_the_readmes_changes_work(tmp_path):
     write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
     script = TRAIN_REPRODUCE_TEST.format(
         train=[f"--{key}={value}" for key, value in flags.items()],
-        reproduce=["--claims=my_claims.py", "--results=out", "--jobs=1"],
+        reproduce=["--claims=my_claims.py", "--jobs=1"],
         tests=tests,
     )
     printed = call(root, [sys.executable, "-c", script])
@@ -316,5 +317,5 @@ def test_the_readmes_changes_work(tmp_path):
     ]
     assert losses[-1] < losses[0] - 1 and "lion" in printed
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 3
-    page = (root / "out" / "my_claims.md").read_text()
+    page = (root / "out" / "reproduce" / "my_claims.md").read_text()
     assert "--skip_scale=0.9" in page and '<a id="forgetful"></a>' in page

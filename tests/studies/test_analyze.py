@@ -13,11 +13,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 import analyze
+from nanodnt.run.metrics import PALETTE, read_formats, save_figure
 from studies.analysis import runs as analysis_runs
-from studies.analysis.figure import NotApplicable, Panel, draw, line
+from studies.analysis.figure import (
+    STYLE,
+    TYPE_COLORS,
+    NotApplicable,
+    Panel,
+    draw,
+    line,
+    plain_label,
+)
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig, measure_runs, round_for_json
 from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
 from support import runs as tiny
@@ -212,8 +222,60 @@ def test_lines_in_one_place_have_one_scale():
         return [[Panel("", "step", [line([0, 1], [0, y])])] for y in highest]
 
     figure = draw({"a": rows(1, 10), "b": rows(2, 20)})
-    assert [round(ax.get_ylim()[1]) for ax in figure.axes] == [2, 21, 2, 21]  # with a margin
+    assert [round(ax.get_ylim()[1]) for ax in figure.axes] == [2, 2, 21, 21]  # with a margin
     plt.close()
+
+
+def made_up(*labels):
+    """Rows of panels: two that stay a run's own, one that compares runs."""
+    lines = [line([0, 1], [i, i + 1], label=label) for i, label in enumerate(labels)]
+    own = [Panel("own", "step", lines), Panel("also own", "step", lines)]
+    return [own, [Panel("compared", "block", lines, by_run=True)]]
+
+
+def test_runs_are_compared_in_one_panel_with_one_color_each():
+    """A panel for each label, a color for each run of the command, also of one that is not in this
+    figure. In panels of a run's own each label has one color, in all runs."""
+    runs = {"b": made_up("qk", "x"), "c": made_up("y", "x")}
+    figure = draw(runs, ["a", "b", "c"])
+    axes = figure.axes
+    titles = ["own", "also own"] * 2 + [f"compared\n{label}" for label in ("qk", "x", "y")]
+    assert [ax.get_title() for ax in axes] == titles
+    colors = [[to_hex(line.get_color()).upper() for line in ax.lines] for ax in axes]
+    assert colors[0] == [TYPE_COLORS["qk"], colors[2][1]] and len({*colors[0], *colors[2]}) == 3
+    b, c = PALETTE[1:3]
+    assert colors[4:] == [[b], [b, c], [c]]
+    assert [ax.get_ylabel() for ax in axes[:4:2]] == ["b\n", "c\n"]
+    plt.close()
+    one = draw({"b": made_up("qk", "x")})
+    assert len(one.axes) == 3 and not one.legends
+    plt.close()
+
+
+def test_legends_cover_no_curve():
+    names = [f"_run_{i} with a long name" for i in range(3)]
+    labels = [f"a long label {i}" for i in range(7)]
+    with plt.rc_context(STYLE | {"figure.constrained_layout.use": True}):
+        figure = draw({plain_label(name): made_up(*labels) for name in names})
+        figure.canvas.draw()
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()] + figure.legends
+    assert [len(legend.get_texts()) for legend in legends] == [7, 7, 3]
+    for legend in legends:
+        box = legend.get_window_extent()
+        assert figure.bbox.y0 <= box.y0 and not [a for a in figure.axes if box.overlaps(a.bbox)]
+    plt.close()
+
+
+def test_vector_files_have_text_as_text_and_the_same_bytes_twice(tmp_path):
+    found = []
+    for name in ("a", "b"):
+        figure = draw({"run": made_up("label")})
+        save_figure(figure, tmp_path / f"{name}.png", read_formats("svg,pdf"))
+        found.append([(tmp_path / f"{name}.{kind}").read_bytes() for kind in ("svg", "pdf")])
+    assert found[0] == found[1] and not list(tmp_path.glob("*.png"))
+    svg, pdf = found[0]
+    assert b">compared</text>" in svg and b"<dc:date>" not in svg
+    assert b"/CIDFontType2" in pdf and b"/Type3" not in pdf and b"CreationDate" not in pdf
 
 
 @pytest.mark.parametrize("names", ["alpha,gains", pytest.param("all", marks=pytest.mark.deep)])
@@ -348,6 +410,7 @@ def refuse(capsys, *argv, code=1) -> str:
             "has .'propositions'.: allowed are all, .*gradients, sharpness",
         ),
         (dict(tokens=0), "tokens=0 must be at least 1"),
+        (dict(format="jpg"), "format='jpg' must be png, pdf or svg, or several of them"),
         (dict(seed=-1), "seed=-1"),
     ],
 )

@@ -249,16 +249,15 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
     assert curves[0][1:3] == [[[4, 9], [5, 3], [100, 2]], [[100, 2.5]]]
     assert curves[0][4] == [[4, 9], [5, 3]]  # a loss that is not finite is left out
     assert (curves[1][2], curves[2][2]) == ([[1000, 2.5]], [[pytest.approx(1000 / 3600), 2.5]])
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
-        "a",
-        r"\$x_{\$",
-    ]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", r"\$x_{\$"]
 
 
-def page_of(tmp_path, *paths):
+def page_of(tmp_path, *paths, formats=("png",)):
     runs = load_records(paths)
-    path = write_report(runs, compare_runs(runs, tmp_path), tmp_path, ("loss", "gradients"))
-    assert path == tmp_path / "report.md" and (tmp_path / "loss.png").exists()
+    comparison = compare_runs(runs, tmp_path, formats=formats)
+    path = write_report(runs, comparison, tmp_path, ("loss", "gradients"), formats)
+    assert path == tmp_path / "report.md" and (tmp_path / f"loss.{formats[0]}").exists()
     return path.read_text(encoding="utf-8")
 
 
@@ -285,3 +284,5 @@ def test_the_page_shows_what_is_in_the_runs_as_text(tmp_path):
     assert "failed at step 100" in page and re.search(r"\| 150 steps +\| 1.50× +\|", page)
     assert "**Warning:** losses are not comparable" in page
     assert "](gradients.png)" in page and "](loss.png)" in page
+    alone = page_of(tmp_path, a, formats=("pdf",))
+    assert "\n[Training and" in alone and "](loss.pdf)" in alone and "png" not in alone

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from studies.claims.experiment import SEEDS, TUNING_SEEDS
+from studies.claims.experiment import TUNING_SEEDS, first_seeds
+from studies.claims.page import format_values
 from studies.sweep import runner
 from studies.sweep.runner import Runner
 from support.claims import (
@@ -70,7 +71,7 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     assert set(found) == {"learns", "tunes", "breaks", "waits"}
     values = found["learns"]["values"]
     (number, by_seed), (_, alone) = values.items()
-    seeds = SEEDS[: len(by_seed)]
+    seeds = first_seeds(len(by_seed))
     fast, slow = final(whole, "0.01", seeds), final(whole, "0.0001", seeds)
     assert by_seed == pytest.approx([a - b for a, b in zip(fast, slow, strict=True)], abs=1e-12)
     assert alone == slow[: len(alone)] and len(alone) >= 4 and number.says == "fast minus slow"
@@ -90,14 +91,16 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
 
 @pytest.mark.deep
 def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
-    """From what they lost, by the formulas of docs/claims.md: the pairs' variance, two runs in a
-    difference."""
+    """From what they lost, by the formulas of docs/claims.md: the standard deviation of the
+    difference over two seeds; in a study that is not paired, as if its two arms were
+    independent."""
     made = make_experiment(whole, claims, judge_only=True)
     pairs = [final(whole, lr, TUNING_SEEDS) for lr in ("0.01", "0.0001")]
-    spread = math.sqrt(2 * statistics.mean((a - b) ** 2 / 2 for a, b in pairs))
+    apart = math.sqrt(sum((a - b) ** 2 / 2 for a, b in pairs))
+    spread = statistics.stdev(fast - slow for fast, slow in zip(*pairs, strict=True))
     n, why = made.plan("learns")
     assert f"standard deviation is {spread:.2g}" in why and 4 <= n <= 16
-    assert made.seeds_of("slow") == list(SEEDS[:n])
+    assert made.seeds_of("slow") == first_seeds(n)
     assert made.plan("waits") == (0, "it is short")
     used = {
         int(arg[7:])
@@ -105,7 +108,13 @@ def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
         for arg in run["args"]
         if arg.startswith("--seed=")
     }
-    assert used <= {*TUNING_SEEDS, *SEEDS}
+    assert used <= {*TUNING_SEEDS, *first_seeds(16)}
+    made.study = made.study._replace(paired=False)
+    number = made.study.claims[0].number
+    assert made.spread_of(number) == pytest.approx(apart)
+    assert made.study.claims[0].seeds == 0
+    set_by_hand = make_experiment(whole, claims, judge_only=True, seeds=40, only="learns")
+    assert set_by_hand.seeds_of("slow") == first_seeds(40) and set_by_hand.plan("learns")[0] == 40
 
 
 @pytest.mark.deep
@@ -134,7 +143,10 @@ def test_the_page_and_the_figure(whole, claims):
 
 
 @pytest.mark.deep
-def test_judging_alone_needs_the_record_and_nothing_else(whole, claims, tmp_path, monkeypatch):
+def test_judging_alone_needs_the_record_and_nothing_else(
+    whole, claims, tmp_path, monkeypatch, capsys
+):
+    """It ends with the verdicts, the page and the figure."""
     monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
     (tmp_path / "results" / "made_up").mkdir(parents=True)
     shutil.copy(whole / "results" / "made_up" / "record.json", tmp_path / "results" / "made_up")
@@ -143,13 +155,25 @@ def test_judging_alone_needs_the_record_and_nothing_else(whole, claims, tmp_path
         whole / "results" / "made_up.md"
     ).read_text()
     assert not (tmp_path / "out").exists()
+    lines = capsys.readouterr().out.splitlines()
+    results = tmp_path / "results"
+    assert lines[-2:] == [str(results / "made_up.md"), str(results / "made_up" / "rates.png")]
+    for name, row in make_experiment(whole, claims, judge_only=True).judge().items():
+        said = lines.index(f"{name}: {row['class'].upper()}: {row['claim'].statement}")
+        if row["p"] is not None:
+            values = row["values"][row["claim"].number]
+            ours = f"{format_values(values)}, n = {len(values)}, p = {row['p']:.2g}"
+            assert lines[said + 1].strip() == f"{row['claim'].number.says}: {ours}"
+    assert "fails: no verdict, since not all of its runs are there" in lines
 
 
 def test_a_run_that_fails_is_one_line(claims, tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text("print('begun')\nraise SystemExit('error: made up')\n")
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     assert call(claims, tmp_path, "--only=fails") == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    out, err = capsys.readouterr()
+    assert out.startswith("runs: at least 2, ")
+    (line,) = err.splitlines()
     assert line.startswith("error: fails: a run ended with exit code 1 (error: made up): ")
     assert Path(line.split("see ")[1]).read_text("utf-8").startswith("begun\nerror: made up\n")
 
@@ -171,17 +195,26 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "only=nothing is neither a claim nor a paper of the study: it has A, B",
         ),
         (("", ""), "--jobs=-1", "jobs=-1 must not be negative"),
+        (("", ""), "--seeds=-1", "seeds=-1 must not be negative"),
         (("study =", "other ="), "", "mine.py has no `study = Study(…)`: docs/claims.md shows one"),
         (
             ('lr=1e-4),\n        "tuned"', 'lr=oops),\n        "tuned"'),
             "",
-            "mine.py, line 9: NameError",
+            "mine.py:9: NameError",
         ),
-        (("arms={", "arms={{"), "", "mine.py, line "),  # no Python
+        (('"a test"', '"a test" 1'), "", "mine.py:5: SyntaxError"),  # no Python
+        (("keep=True", "kept=True"), "", "mine.py:8: TypeError: Arm.__new__() got an unexpected"),
+        (('Arm("f", lr=1e-4)', '"f"'), "", "mine.py: a field of the study has another type: 'str'"),
+        (("micro_batch_size=3", "micro=3"), "", "mine.py:11: arm 'wrong': unknown flag --micro"),
+        (
+            ("lr=1e-2, keep=True", "lr=1e-4"),
+            "--only=learns",
+            "mine.py:9: 'fast' and 'slow', which claim learns compares, have the same settings",
+        ),
         (
             ("fast - slow", "fast - sow"),
             "",
-            "an arm of claim learns: 'sow' is not one of broken, fast, ",
+            "mine.py:15: an arm of claim learns: 'sow' is not one of broken, fast, ",
         ),
         (('Arm("f", lr=1e-4)', 'Arm("g", lr=1e-4)'), "", "base of arm 'slow': 'g' is not one of f"),
         (
@@ -199,7 +232,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "",
             "claim tunes: smallest, the smallest effect that matters, must be",
         ),
-        (('"fails"', '"learns"'), "", "two claims have one id"),
+        (('"fails"', '"learns"'), "", "mine.py:15: two claims have one id, 'learns'"),
         (
             ('cannot="it', 'protocol=(Setting("n_layer", 3, "p"),), cannot="it'),
             "",
@@ -304,7 +337,9 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     assert f"in use by another run (process {child} " in finish(begin(claims, folder), 1)[1]
     os.kill(child, signal.SIGKILL)
 
-    finish(begin(claims, folder), 0)
+    out = finish(begin(claims, folder), 0)[0]
+    words = "run 1 of 1: fast (one), learning rate 0.01, seed 1: loss "
+    assert out.startswith("runs: 1, 1 at a time, in ") and f"\n{words}" in out
     assert_same_run(run, undisturbed)
     assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[120]}
     assert not list(folder.rglob("*.tmp"))

@@ -11,9 +11,16 @@ import pytest
 
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
-from studies.claims.experiment import TUNING_SEEDS, Experiment, Record
+from studies.claims.experiment import (
+    TUNING_SEEDS,
+    Experiment,
+    Record,
+    ReproduceConfig,
+    choose_results,
+)
 from studies.claims.page import format_rate
 from studies.claims.study import Claim, Number
+from studies.sweep.progress import Progress
 from studies.sweep.runner import is_finished, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
@@ -115,6 +122,45 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path):
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9 --learning_rate=7"), "beta2") == "0.9"
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--min_lr=7"), "min_lr") == "7"  # set by hand
+
+
+def test_a_users_results_are_not_among_the_tracked_ones(tmp_path, monkeypatch):
+    """But a record that is there already stays, unless it is that of a claims file of ours."""
+    monkeypatch.setattr("studies.claims.experiment.ROOT", tmp_path)
+    tracked, own = tmp_path / "docs" / "results", tmp_path / "out"
+    for path in ("docs/results/old/record.json", "docs/results/papers/record.json"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "papers.py").touch()
+    for claims, results, folder in (
+        ("studies/papers.py", "", tracked),
+        ("mine.py", "", own),
+        ("papers.py", "", own),
+        ("old.py", "", tracked),
+        ("old.py", "there", tmp_path / "there"),
+    ):
+        config = ReproduceConfig(claims=claims, out="out", results=results)
+        assert choose_results(config) == folder, claims
+
+
+def test_how_far_it_is(monkeypatch):
+    """Of four runs one was there before; two are trained in 10 s each."""
+    now = [100.0]
+    monkeypatch.setattr("studies.sweep.progress.time.monotonic", lambda: now[0])
+    progress = Progress()
+    progress.needed = set("abcd")
+    progress.waiting = {"claim"}
+    progress.ended.add("a")
+    progress.training = {"b": "the run b", "c": "the run c"}
+    assert progress.status() == "00:00: 1 of at least 4 runs; now the run b | the run c"
+    now[0] += 10
+    progress.training.pop("b")
+    assert progress.end("b") == "2 of at least 4" and progress.left() == "; at least 00:20 left"
+    progress.waiting.clear()
+    now[0] += 10
+    assert progress.status() == "00:20: 2 of 4 runs; about 00:40 left; now the run c"
+    assert [progress.end(run) for run in "cd"] == ["3 of 4", "4 of 4"] and progress.left() == ""
 
 
 def test_a_large_study_takes_all_gpus_for_a_run(tmp_path):
@@ -261,7 +307,7 @@ def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
         made, "seeds_of", lambda name, claims=None: [1, 2] if claims == [claim] else [1, 2, 3, 4]
     )
     monkeypatch.setattr(made, "values", lambda number, seeds=None: seeds)
-    assert list(made.find_values(claim, 3).values()) == [(1, 2, 3), [1, 2], None]
+    assert list(made.find_values(claim, 3).values()) == [[1, 2, 3], [1, 2], None]
     assert made.find_values(claim, 0)[planned] == TUNING_SEEDS  # the plan gives it up
 
 

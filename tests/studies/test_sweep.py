@@ -12,8 +12,16 @@ import pytest
 
 import sweep
 from nanodnt.run.environment import GROUP
+from studies.analysis.figure import STYLE, plt
 from studies.sweep.grid import SweepConfig
-from studies.sweep.results import collect, find_axis, summary_rows
+from studies.sweep.results import (
+    collect,
+    describe_figure,
+    draw_curves,
+    find_axis,
+    new_figure,
+    summary_rows,
+)
 from studies.sweep.runner import Runner, make_run
 from support.claims import in_process, points_of
 from support.runs import call, column
@@ -50,7 +58,7 @@ def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
     )
     (only,) = points_of(base, "--learning_rate=1e-3")
     # one more rate is the same schedule
-    assert only.run == points_of(base, "--learning_rate=1e-3,1e-2")[0].run
+    assert only.run.args == points_of(base, "--learning_rate=1e-3,1e-2")[0].run.args
     (other,) = points_of(base, "--bias")  # a bool needs no value
     assert "--bias=True" in other.run.args and not [
         arg for arg in other.run.args if "min_lr" in arg
@@ -87,6 +95,37 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
     assert make_run(tmp_path, ["x.py"], {"seed": 1, "learning_rate": "1e-3"}) == a
 
 
+FILES = "--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py"
+
+
+def test_a_folder_is_named_after_what_varies(base, tmp_path):
+    shared = (base, "config/dnt/s2.py", "--weight_decay=0")
+    *_, last = points_of(*shared, FILES, "--beta2=0.9,0.99", "--seeds=2", folder=tmp_path)
+    name, _, digest = last.run.path.name.rpartition("-")
+    assert name == "s5-msgdw-beta20.99-seed2" and len(digest) == 6
+    (only,) = points_of(*shared, folder=tmp_path)
+    assert only.run.path.name.startswith("seed1-")
+    rates = ",".join(f"{k}e-3" for k in range(1, 10))
+    many = [f"--lr_ratio_{kind}=1,2" for kind in ("emb", "qk", "vo", "ffn", "norm", "head")]
+    points = points_of(base, *many, "--blockwise_lr", f"--learning_rate={rates}", folder=tmp_path)
+    names = {point.run.path.name for point in points}
+    assert len(names) == len(points) == 576 and max(map(len, names)) == 99
+
+
+def test_a_folder_keeps_its_name_whatever_varies_later(base, tmp_path):
+    """The digest is that of the command, so a run is found again: under a name of before, with all
+    files and flags, and when another flag gets a second value."""
+    (point,) = points_of(base, "--beta2=0.9", "--seeds=3,", folder=tmp_path)
+    old = make_run(tmp_path, [str(base)], {"beta2": "0.9", "seed": 3})
+    assert old.path.name.startswith("base-beta20.9-seed3-") and old.args == point.run.args
+    for path in (old.path, point.run.path):
+        path.mkdir()
+        found, other = points_of(base, "--beta2=0.9,0.99", "--seeds=3,", folder=tmp_path)
+        assert found.run == old._replace(path=path)
+        assert other.run.path.name.startswith("beta20.99-seed3-")
+        path.rmdir()
+
+
 @pytest.mark.parametrize(
     "argv, words",
     [
@@ -109,6 +148,7 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
         (["--seeds=1337"], "seeds=1337 must be a number n to 100"),
         (["--print=True", "--collect=True"], "print, collect and coordinates do not go together"),
         (["--jobs=-1"], "jobs=-1 must not be negative"),
+        (["--format=png,jpg"], "format='png,jpg' must be png, pdf or svg, or several of them"),
         (["--dataset=gone"], "dataset 'gone' is not prepared"),
     ],
 )
@@ -189,6 +229,31 @@ def test_curves_are_named_after_files_and_flags(base):
         points_of(base, "--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt"), []
     )["curves"]
     assert list(both) == ["dnt/s2 norm=rmsnorm", "dnt/s2 norm=dyt", "norm=rmsnorm", "norm=dyt"]
+
+
+def test_what_the_figure_says(monkeypatch):
+    """Everything that a reader needs, and nothing on a curve: names and crosses are outside."""
+    curves = {"a": {1e-3: [3.0, 2.0], 1e-2: [2.5, None]}, "b": {1e-3: [2.8, 2.9], 1.0: [None] * 2}}
+    with plt.rc_context(STYLE):
+        figure, (ax,) = new_figure(1)
+        title = describe_figure("x", {"seeds": 2, "missing": ["r"]})
+        draw_curves(ax, curves, title, "learning_rate", "image")
+        figure.canvas.draw()
+    assert ax.get_title() == "x\nmean of 2 seeds, bars from lowest to highest; runs missing: 1"
+    assert ax.get_xlabel() == "learning rate (log scale)"
+    assert ax.get_ylabel() == "validation loss (nats per image)"
+    low, high = ax.get_xlim()
+    assert low < 1e-3 and high > 1.0  # also where all runs diverged
+    assert [text.get_text() for text in ax.texts] == ["× 1 of 2", "× 2 of 2"]
+    assert [line.get_ydata().tolist() for line in ax.lines[:2]] == [
+        [2.5, 2.5],
+        pytest.approx([2.85]),
+    ]
+    legend = ax.get_legend()
+    assert [t.get_text() for t in legend.get_texts()] == ["a", "b", "seeds that diverged"]
+    for artist in (legend, ax.title, *ax.texts):
+        assert not artist.get_window_extent().overlaps(ax.bbox)
+    plt.close()
 
 
 @pytest.fixture(scope="module")

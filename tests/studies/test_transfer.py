@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused_before_anything_is_run(base, tmp_path, monkey
             GRID[1],
         ),
         ("coordinates needs several values of n_embd", "--coordinates=2", GRID[1]),
-        ("error: shallow.py with base-", f"--for={shallow}", "--post_norm_blocks=2", *GRID),
+        ("error: shallow.py with n_embd64-", f"--for={shallow}", "--post_norm_blocks=2", *GRID),
         ("there is no config file 'x.py'", "--for=x.py", *GRID),
         ("coordinates=-1 must not be negative", "--coordinates=-1", *GRID),
     ):

@@ -3,23 +3,26 @@ correction, each class with its borders; and what the page says for made-up loss
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
-from studies.claims.experiment import CLIFF, SEEDS, TUNING_SEEDS, MissingRun, choose_rate
+from studies.claims.experiment import CLIFF, TUNING_SEEDS, MissingRun, choose_rate, first_seeds
 from studies.claims.judge import (
     LEVEL,
     classify,
     count_seeds,
+    count_seeds_to_decide,
     holm,
     interval,
     p_value,
+    paired_variance,
     plan_seeds,
     pool_variance,
     power,
 )
-from studies.claims.page import format_values, render_page
+from studies.claims.page import format_values, render_page, summarize
 from studies.claims.study import split_value, squared_weights
 from support.claims import claim, flag, make_experiment
 
@@ -115,7 +118,34 @@ def test_a_plan_sees_the_published_effect_or_half_of_what_tuning_shows():
     )
 
 
-# -- pooled variance
+def test_seeds_that_would_decide():
+    """Three values with the standard deviation 0.2; 0.25 would matter."""
+    for mean, expect, distance in (
+        (0.05, "below", 0.2),  # from the smallest effect, which is farther than 0
+        (0.3, "below", 0.3),
+        (0.3, "equal", 0.05),
+        (0.05, "not above", 0.2),
+    ):
+        values = [mean - 0.2, mean, mean + 0.2]
+        found = count_seeds_to_decide(values, claim("c", "fast - slow", expect), 10)
+        assert found == count_seeds(distance, 0.2, 0.005)
+
+
+# -- pooled variance and pairs
+
+
+def test_the_variance_of_a_difference_by_hand():
+    """What a seed adds to both arms cancels, at each rate by itself; a given rate goes with each of
+    the tuned arm's."""
+    tuned = [(3.0, 3.5), (2.0, 2.5), (4.0, 4.5)]
+    same = [(1.0, 1.5), (2.0, 2.5), (3.0, 3.5)]
+    assert paired_variance([1, -1], [tuned, same]) == 0
+    other = [(1.0, 1.5), (2.0, 2.7), (None, 3.5)]  # gaps 0 and 0.2
+    assert paired_variance([1, -1], [tuned, other]) == pytest.approx(0.2**2 / 2 / 2)
+    given = [(1.0, 1.0)]  # a gap of 0.5 at three rates
+    assert paired_variance([1, -1], [tuned, given]) == pytest.approx(0.5**2 / 2)
+    assert paired_variance([2], [[(1.0, 1.5)]]) == pytest.approx(0.5)
+    assert paired_variance([1], [[(1.0, None)]]) == 0
 
 
 def test_a_pooled_variance_by_hand():
@@ -247,12 +277,35 @@ def test_two_seeds_are_a_range():
     assert format_values(around(-0.3, 0.1)) == "−0.300 (−0.400 to −0.200)"
 
 
+def test_the_last_lines_say_what_would_decide_a_claim():
+    number = claim("c", "fast - slow").number
+    row = dict(pooled=None, p=None, why="why")
+    rows = {
+        "few": row | {"class": "undecided", "values": {number: [-0.1, -0.2]}},
+        "wide": row | {"class": "undecided", "values": {number: [0.0, -0.8] * 2}},
+        "lost": row | {"class": "undecided", "values": {number: [-0.1, inf]}},
+        "waits": row | {"class": "cannot judge", "values": {}},
+        "clear": row | {"class": "holds", "values": {number: [-0.1, -0.2]}},
+    }
+    rows = {name: row | {"claim": claim(name, "fast - slow")} for name, row in rows.items()}
+    n = count_seeds_to_decide([0.0, -0.8] * 2, claim("c", "fast - slow"), 5)
+    advice = {"few": "4 seeds would do", "wide": f"{n} seeds would do"}
+    for name, row in rows.items():
+        made = SimpleNamespace(
+            chosen=[row["claim"]], tests=5, runner=SimpleNamespace(failures=["a: b"])
+        )
+        text = "\n".join(summarize(made, rows))
+        assert text.startswith(f"failed: a: b\n\n{name}: {row['class'].upper()}: {name} is so\n")
+        assert (" would do" in text) == (name in advice) and advice.get(name, "") in text
+        assert text.endswith("or seeds=N in the Claim") == (name != "clear")
+
+
 # -- the page, of made-up losses
 
 
 NOISE = {
     seed: (0.0, 0.01, -0.01, 0.02, -0.02, 0.015, -0.015, 0.005)[i % 8]
-    for i, seed in enumerate(SEEDS)
+    for i, seed in enumerate(first_seeds(16))
 }
 NOISE |= dict.fromkeys(TUNING_SEEDS, 0.0) | {TUNING_SEEDS[0]: 0.01}
 
