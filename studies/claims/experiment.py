@@ -605,7 +605,8 @@ class Experiment:
         for name in arms_in(number for number in values if number.measure == measure):
             if len(self.seeds_of(name)) >= len(primary):
                 runs = self.reported(name, first_seeds(len(primary)))
-                losses.append(self.measure(measure, runs))
+                with suppress(MissingRun):
+                    losses.append(self.measure(measure, runs))
         pooled = pool_variance([arm for arm in losses if None not in arm])
         if pooled is None or not all(map(math.isfinite, primary)):
             return None
