@@ -197,18 +197,16 @@ def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int 
         mean = abs(mean)
     effect = claim.effect / spread
     of_interval = LEVEL / 2  # on each of its sides
+    is_sign = claim.expect in ("below", "above")
+    level = of_interval if is_sign else min(LEVEL / tests, of_interval)
 
     def chance(n: int) -> float:
-        if claim.expect == "not above":
-            within = shown(n, effect - mean, min(LEVEL / tests, of_interval))
-            return max(within, shown(n, mean - effect, of_interval))
-        if claim.expect == "equal":
-            within = both_sides(n, min(LEVEL / tests, of_interval))
-            return max(within, shown(n, mean - effect, of_interval))
-        return max(both_sides(n, of_interval), power(n, mean, LEVEL / tests))
-
-    def both_sides(n: int, level: float) -> float:
-        return shown(n, effect - mean, level) + shown(n, effect + mean, level) - 1
+        within = shown(n, effect - mean, level)
+        if claim.expect != "not above":
+            within += shown(n, effect + mean, level) - 1
+        if is_sign:
+            return max(within, power(n, mean, LEVEL / tests))
+        return max(within, shown(n, mean - effect, of_interval))
 
     return find_fewest(chance)
 
@@ -253,7 +251,7 @@ def classify(
         n_diverged = sum(not math.isfinite(v) for v in values)
         if n_diverged:
             return Verdict("undecided", f"{n_diverged} of {len(values)} seeds diverged")
-        return Verdict("undecided", f"{len(values)} seeds have no interval")
+        return Verdict("undecided", f"{len(values)} seeds have no interval: {FEWEST} have")
     published = claim.number.published
     small = claim.effect
     if all_diverged(values):

@@ -301,10 +301,9 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
             lines[-1] += f", p = {row['p']:.2g}"
         if row["why"]:
             lines.append(f"  {row['why']}")
-        if row["class"] == "undecided" and all(map(math.isfinite, values)):
-            n = FEWEST
-            if len(values) >= FEWEST:
-                n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
+        has_interval = len(values) >= FEWEST and all(map(math.isfinite, values))
+        if row["class"] == "undecided" and has_interval:
+            n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
             lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
     lines += ["", "brackets: 95% intervals; n: seeds; p: after Holm's correction"]
     if is_open:

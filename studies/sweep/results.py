@@ -4,6 +4,7 @@ the swept number."""
 import json
 import os
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 def describe_figure(name: str, results: dict[str, Any]) -> str:
     """The title of sweep.png: number of seeds, meaning of the bars, number of missing runs."""
+    name = textwrap.fill(name, 70)
     title = f"{name}\none seed"
     if results["seeds"] > 1:
         title = f"{name}\nmean of {results['seeds']} seeds, bars from lowest to highest"
