@@ -358,11 +358,10 @@ class Experiment:
                 pairs = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
             near.append(pairs)
         weights = list(weights_of(number.value).values())
-        if self.study.paired:
-            return math.sqrt(paired_variance(weights, near))
-        pairs = [pair for arm in near for pair in arm if None not in pair]
-        variance = sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs))
-        return math.sqrt(variance) * math.sqrt(squared_weights(number.value))
+        if not self.study.paired:  # one arm of all pairs
+            weights = [math.sqrt(squared_weights(number.value))]
+            near = [[pair for pairs in near for pair in pairs]]
+        return math.sqrt(paired_variance(weights, near))
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
         """The seeds that an arm is reported with: the first of SEEDS. Their number is the largest

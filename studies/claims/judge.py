@@ -175,7 +175,7 @@ def count_seeds(
     return find_fewest(lambda n: power(n, effect / spread, level, equal))
 
 
-def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float:
+def paired_variance(weights: Sequence[float], losses: list[list[Losses]]) -> float:
     """The variance over seeds of a sum of arms with these weights, from the losses with two seeds,
     for each arm at its tuned rate and at those beside it. An arm with one rate goes with each of
     the others'. What a seed adds to all arms cancels."""

@@ -283,7 +283,7 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
         for s in TUNING_SEEDS
     ]
     wanted += [made.run_of("tuned", lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
-    wanted = set(wanted)  # the first rate is that of "fast"
+    wanted = {run.path: run for run in wanted}.values()  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
     assert first == f"{len(wanted)} runs are known now: {steps} steps, {steps * 8 * 32:,} tokens"
     assert second == "then 2 claims take more: rates, and 4 to 16 seeds of their arms"

@@ -289,26 +289,23 @@ def test_two_seeds_are_a_range():
 
 
 def test_the_last_lines_say_what_would_decide_a_claim():
-    number = claim("c", "fast - slow").number
-    row = dict(pooled=None, p=None, why="why")
-    rows = {
-        "few": row | {"class": "undecided", "values": {number: [-0.1, -0.2]}},
-        "wide": row | {"class": "undecided", "values": {number: [0.0, -0.8] * 2}},
-        "lost": row | {"class": "undecided", "values": {number: [-0.1, inf]}},
-        "waits": row | {"class": "cannot judge", "values": {}},
-        "clear": row | {"class": "holds", "values": {number: [-0.1, -0.2]}},
-    }
-    rows = {name: row | {"claim": claim(name, "fast - slow")} for name, row in rows.items()}
-    n = count_seeds_to_decide([0.0, -0.8] * 2, claim("c", "fast - slow"), 5)
-    advice = {"wide": f"{n} seeds would do"}
-    for name, row in rows.items():
-        made = SimpleNamespace(
-            chosen=[row["claim"]], tests=5, runner=SimpleNamespace(failures=["a: b"])
-        )
-        text = "\n".join(summarize(made, rows))
-        assert text.startswith(f"failed: a: b\n\n{name}: {row['class'].upper()}: {name} is so\n")
-        assert (" would do" in text) == (name in advice) and advice.get(name, "") in text
-        assert text.endswith("or seeds=N in the Claim") == (name != "clear")
+    made = claim("c", "fast - slow")
+    wide = [0.0, -0.8] * 2
+    n = count_seeds_to_decide(wide, made, 5)
+    runner = SimpleNamespace(failures=["a: b"])
+    experiment = SimpleNamespace(chosen=[made], tests=5, runner=runner)
+    for word, values, advice in (
+        ("undecided", wide, f"{n} seeds would do"),
+        ("undecided", [-0.1, inf, -0.1, -0.1], ""),
+        ("undecided", [-0.1, -0.2], ""),
+        ("cannot judge", [], ""),
+        ("holds", wide, ""),
+    ):
+        row = dict(values={made.number: values}, pooled=None, p=None, why="why")
+        text = "\n".join(summarize(experiment, {"c": row | {"class": word, "claim": made}}))
+        assert text.startswith(f"failed: a: b\n\nc: {word.upper()}: c is so\n")
+        assert (" would do" in text) == bool(advice) and advice in text
+        assert text.endswith("or seeds=N in the Claim") == (word != "holds")
 
 
 # -- the page, of made-up losses
