@@ -279,10 +279,8 @@ class Experiment:
         if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
-        ids = [claim.id for claim in self.chosen if name in arms_in(claim.numbers)]
         rate = flags.get("learning_rate", "of its config")
-        words = f"{name} ({', '.join(ids)}), learning rate {rate}, seed {seed}"
-        return run._replace(words=words)
+        return run._replace(words=f"{name}, learning rate {rate}, seed {seed}")
 
     def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> Configs:
         """The configurations of an arm's runs."""

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -87,9 +87,7 @@ def rename_run(run: TrainingRun, words: list[str]) -> TrainingRun:
     folder = run.path.parent
     digest = run.path.name[-7:]
     path = folder / ("-".join(words).replace("/", "_")[:MAX_SHORT_NAME] + digest)
-    if not path.exists():
-        path = min(folder.glob(f"*{digest}"), default=path)
-    return run._replace(path=path)
+    return run._replace(path=min(folder.glob(f"*{digest}"), default=path))
 
 
 def plain_number(value: object) -> str:
@@ -121,13 +119,21 @@ def resolve_configs(args: Iterable[str]) -> Configs:
     return configs
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of config.json in a run directory. ValueError if it is damaged."""
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path / 'config.json'} is damaged: remove {path}") from None
+
+
 def is_finished(run: TrainingRun) -> bool:
     """Whether the run has ended and saved, or has diverged. ValueError if it was trained with
     other settings."""
     if not (run.path / "config.json").exists():
         return False
     model_config, config = resolve_configs(run.args)
-    made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    made = read_record(run.path)
     made = resolve_none(made["model"]) | made["train"]
     wanted = resolve_none(asdict(model_config)) | asdict(config)
     ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
@@ -163,7 +169,7 @@ def read_outcome(path: Path) -> Outcome:
 
 def read_origin(path: Path) -> dict[str, str | None]:
     """The version of torch, the commit and the day of the training in a run directory."""
-    record = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    record = read_record(path)
     return dict(
         torch=record["versions"]["torch"],
         git_commit=record["git_commit"],

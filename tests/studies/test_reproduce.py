@@ -338,7 +338,7 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     os.kill(child, signal.SIGKILL)
 
     out = finish(begin(claims, folder), 0)[0]
-    words = "run 1 of 1: fast (one), learning rate 0.01, seed 1: loss "
+    words = "run 1 of 1: fast, learning rate 0.01, seed 1: loss "
     assert out.startswith("runs: 1, 1 at a time, in ") and f"\n{words}" in out
     assert_same_run(run, undisturbed)
     assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[120]}
