@@ -5,6 +5,7 @@ evaluation), or `probe` of tracking.py (from inside the network)."""
 
 import json
 import math
+import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -327,14 +328,13 @@ def read_formats(text: str) -> list[str]:
 def save_figure(figure: "Figure", path: Path, formats: Sequence[str] = ("png",)) -> None:
     """Write a matplotlib figure as `path`, with each format in place of its ending, each file whole
     or not at all, and close it."""
-    import matplotlib
-    from matplotlib.pyplot import close
+    from matplotlib import pyplot
 
-    with matplotlib.rc_context(VECTOR):
+    with pyplot.rc_context(VECTOR):
         for kind in formats:
             save = partial(figure.savefig, format=kind, **FORMATS[kind])
             write_file(path.with_suffix(f".{kind}"), save)
-    close(figure)
+    pyplot.close(figure)
 
 
 def draw_loss(out_dir: Path, unit: str) -> None:
@@ -351,14 +351,14 @@ def draw_loss(out_dir: Path, unit: str) -> None:
         return
     fig = Figure(figsize=(6.4, 4), dpi=160, layout="constrained")
     ax = fig.subplots()
-    style = curve_style(0)
-    line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, style)
+    steps = [row["step"] for row in rows]
+    line, dashed = plot_losses(ax, steps, rows, 0.05, curve_style(0))
     line.set_label("training, smoothed")
     val = dashed.get_ydata()
     if len(val):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color=PALETTE[1])
     ax.set(xlabel="step", ylabel=f"loss (nats per {unit})")
-    ax.set_title(make_printable(out_dir.name), parse_math=False)
-    finish_axis(ax, rows, 0.05 * rows[-1]["step"])
+    ax.set_title(textwrap.fill(make_printable(out_dir.name), 60), parse_math=False)
+    finish_axis(ax, rows, 0.05 * steps[-1])
     fig.legend(loc="outside lower center", ncols=2, frameon=False)
     save_figure(fig, out_dir / "loss.png")

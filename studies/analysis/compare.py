@@ -294,8 +294,8 @@ def draw_losses(runs: list[RunRecord], path: Path, formats: Sequence[str] = ("pn
 def compare_runs(
     runs: list[RunRecord],
     out: Path,
-    baseline: str = "",
-    formats: Sequence[str] = ("png",),
+    baseline: str,
+    formats: Sequence[str],
 ) -> dict[str, list]:
     """Draw loss.png in the folder `out`, by `draw_losses`. Returns {"table": lines of
     `table_cells`, "warnings": lines of `find_warnings`}."""
@@ -309,7 +309,7 @@ def write_report(
     comparison: dict[str, list],
     folder: Path,
     figures: Sequence[str],
-    formats: Sequence[str] = ("png",),
+    formats: Sequence[str],
 ) -> Path:
     """Write report.md in `folder`; returns its path. `comparison` is the result of `compare_runs`;
     `figures` are the names of the figures in the folder, `formats` their formats."""

@@ -10,6 +10,7 @@ A figure has two functions, `measure` and `panels`. `@register` above `panels` j
         it follows
 """
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, cycle, zip_longest
 from typing import Any, NamedTuple
@@ -214,7 +215,7 @@ def own_rows(runs: dict[str, PanelRows], without_compared: bool) -> list[list[Ce
             for j, panel in enumerate(panels):
                 if panel.by_run and without_compared:
                     continue
-                words = panel.ylabel if row else f"{name}\n{panel.ylabel}"
+                words = panel.ylabel if row else f"{textwrap.fill(name, 26)}\n{panel.ylabel}"
                 row.append(((i, j), panel._replace(ylabel=words)))
             cells.append(row)
         if max(map(len, cells)) == 1:

@@ -99,10 +99,10 @@ def draw_variance(measured: list[Measured]) -> PanelRows:
     at_end = [by_block(measured[-1]["stream"], first=0, label="residual stream")]
     for branch, label in BRANCHES.items():
         at_end.append(by_block(measured[-1][branch], label=f"{label} output, as it is added"))
-    places = "after block (0: the first one's input)"
+    places = "after block (0: its input)"
     return [
         [
-            Panel("residual stream over training", places, streams, "variance", log="y"),
+            Panel("over training", places, streams, "variance", log="y"),
             Panel("variance at the end", "after block", at_end, log="y", by_run=True),
         ]
     ]

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import statistics
-import sys
 import threading
 import zlib
 from collections.abc import Sequence
@@ -68,7 +67,6 @@ from studies.sweep.runner import (
     read_origin,
     read_outcome,
     resolve_configs,
-    say,
 )
 
 # These seeds choose learning rates and the number of seeds; verdicts are not made with them.
@@ -238,12 +236,12 @@ class Experiment:
         self.name = Path(config.claims).stem
         self.claims = str(ROOT / config.claims)
         self.study = load_study(self.claims, {"loss", *quantities.MEASURES})
-        self.chosen = choose_claims(config.only, self.study)
         if config.seeds:
-            chosen = {claim.id: claim._replace(seeds=config.seeds) for claim in self.chosen}
-            self.chosen = list(chosen.values())
-            claims = [chosen.get(claim.id, claim) for claim in self.study.claims]
+            claims = list(self.study.claims)
+            for claim in choose_claims(config.only, self.study):
+                claims[claims.index(claim)] = claim._replace(seeds=config.seeds)
             self.study = self.study._replace(claims=claims)
+        self.chosen = choose_claims(config.only, self.study)
         self.results = choose_results(config)
         self.folder = self.results / self.name
         self.record = Record(self.folder / "record.json")
@@ -281,12 +279,8 @@ class Experiment:
         if any(other.keep for other in arms):
             keep_every = max(1, resolve_configs(run.args).train.max_iters // 10)
             run = run._replace(args=(*run.args, f"--keep_every={keep_every}"))
-        if run.path not in self.runner.names:
-            ids = [claim.id for claim in self.chosen if name in arms_in(claim.numbers)]
-            rate = flags.get("learning_rate", "of its config")
-            words = f"{name} ({', '.join(ids)}), learning rate {rate}, seed {seed}"
-            self.runner.names[run.path] = words
-        return run
+        rate = flags.get("learning_rate", "of its config")
+        return run._replace(words=f"{name}, learning rate {rate}, seed {seed}")
 
     def configs_of(self, name: str, lr: float | None = None, files: str | None = None) -> Configs:
         """The configurations of an arm's runs."""
@@ -362,11 +356,10 @@ class Experiment:
                 pairs = [self.measure(number.measure, self.reported(arm, TUNING_SEEDS))]
             near.append(pairs)
         weights = list(weights_of(number.value).values())
-        if self.study.paired:
-            return math.sqrt(paired_variance(weights, near))
-        pairs = [pair for arm in near for pair in arm if None not in pair]
-        variance = sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs))
-        return math.sqrt(variance) * math.sqrt(squared_weights(number.value))
+        if not self.study.paired:  # one arm of all pairs
+            weights = [math.sqrt(squared_weights(number.value))]
+            near = [[pair for pairs in near for pair in pairs]]
+        return math.sqrt(paired_variance(weights, near))
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
         """The seeds that an arm is reported with: the first of SEEDS. Their number is the largest
@@ -492,7 +485,7 @@ class Experiment:
             by_path |= {run.path: run for run in runs[number]}
         self.runner.progress.waiting.discard(claim.id)
         if self.may_train:
-            say(f"{claim.id}: {plan.why}", sys.stdout)
+            self.runner.console.print(f"{claim.id}: {plan.why}")
         self.measure("loss", list(by_path.values()))
         for number in claim.numbers:
             self.measure(number.measure, runs[number])
@@ -605,7 +598,8 @@ class Experiment:
         for name in arms_in(number for number in values if number.measure == measure):
             if len(self.seeds_of(name)) >= len(primary):
                 runs = self.reported(name, first_seeds(len(primary)))
-                losses.append(self.measure(measure, runs))
+                with suppress(MissingRun):
+                    losses.append(self.measure(measure, runs))
         pooled = pool_variance([arm for arm in losses if None not in arm])
         if pooled is None or not all(map(math.isfinite, primary)):
             return None

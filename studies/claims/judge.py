@@ -8,7 +8,7 @@ decided by the interval.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from types import ModuleType
 from typing import NamedTuple
@@ -112,7 +112,7 @@ def p_value(values: list[float], claim: Claim, pooled: Variance | None = None) -
     def above(limit: float) -> float:
         """The chance of a mean as high as ours where the true mean is `limit`."""
         if error == 0:
-            return float(mean <= limit)
+            return float(np.heaviside(limit - mean, 0.5))
         return float(_stats().t.sf((mean - limit) / error, freedom))
 
     if claim.expect == "equal":
@@ -143,35 +143,39 @@ def holm(p_values: dict[str, float], total: int) -> dict[str, float]:
 # -- how many seeds, before they run
 
 
-def power(n: int, effect: float, level: float = LEVEL, equal: bool = False) -> float:
-    """The chance that n values with standard deviation 1 show an effect, in a two-sided t test;
-    `equal`: in two one-sided tests that a mean of 0 lies within ± effect."""
+def shown(n: int, distance: float, level: float) -> float:
+    """The chance that n values with standard deviation 1 lie above a limit by a one-sided t test,
+    where their true mean is `distance` above it."""
     stats = _stats()
     freedom = n - 1
-    shift = effect * math.sqrt(n)
+    return float(stats.nct.sf(stats.t.ppf(1 - level, freedom), freedom, distance * math.sqrt(n)))
+
+
+def power(n: int, effect: float, level: float = LEVEL, equal: bool = False) -> float:
+    """The chance that n values with standard deviation 1 show an effect, in a two-sided t test;
+    `equal`: that a mean of 0 lies within ± effect, in two one-sided tests and by its interval."""
     if equal:
-        limit = shift - stats.t.ppf(1 - level, freedom)
-        if limit <= 0:
-            return 0.0
-        return float(max(0.0, 2 * stats.t.cdf(limit, freedom) - 1))
-    limit = stats.t.ppf(1 - level / 2, freedom)
-    return float(stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift))
+        return max(0.0, 2 * shown(n, effect, min(level, LEVEL / 2)) - 1)
+    return shown(n, effect, level / 2) + shown(n, -effect, level / 2)
+
+
+def find_fewest(chance: Callable[[int], float]) -> int | None:
+    """The lowest number of seeds, from FEWEST, whose `chance` is POWER; None: more than a
+    thousand."""
+    return next((n for n in range(FEWEST, 1001) if chance(n) >= POWER), None)
 
 
 def count_seeds(
     effect: float, spread: float, level: float = LEVEL, equal: bool = False
 ) -> int | None:
-    """The fewest seeds, from FEWEST, that show this effect with a chance of POWER, where the number
-    has the standard deviation `spread` over seeds; None: more than a thousand."""
+    """The fewest seeds that show this effect with a chance of POWER, where the number has the
+    standard deviation `spread` over seeds; None: more than a thousand."""
     if spread == 0:
         return FEWEST
-    for n in range(FEWEST, 1001):
-        if power(n, effect / spread, level, equal) >= POWER:
-            return n
-    return None
+    return find_fewest(lambda n: power(n, effect / spread, level, equal))
 
 
-def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float:
+def paired_variance(weights: Sequence[float], losses: list[list[Losses]]) -> float:
     """The variance over seeds of a sum of arms with these weights, from the losses with two seeds,
     for each arm at its tuned rate and at those beside it. An arm with one rate goes with each of
     the others'. What a seed adds to all arms cancels."""
@@ -186,13 +190,25 @@ def paired_variance(weights: Sequence[int], losses: list[list[Losses]]) -> float
 
 def count_seeds_to_decide(values: list[float], claim: Claim, tests: int) -> int | None:
     """The fewest seeds that decide an undecided claim with a chance of POWER, if the true mean and
-    spread are those of `values`, which are finite; None: more than a thousand. They must show that
-    the mean is not the smallest effect that matters or, for a claim of a sign, not 0."""
-    mean = abs(statistics.mean(values))
-    distance = abs(claim.effect - mean)
-    if claim.expect in ("below", "above"):
-        distance = max(distance, mean)
-    return count_seeds(distance, statistics.stdev(values), LEVEL / tests)
+    spread are those of `values`, which are finite and differ; None: more than a thousand."""
+    spread = statistics.stdev(values)
+    mean = statistics.mean(values) / spread
+    if claim.expect != "not above":
+        mean = abs(mean)
+    effect = claim.effect / spread
+    of_interval = LEVEL / 2  # on each of its sides
+    is_sign = claim.expect in ("below", "above")
+    level = of_interval if is_sign else min(LEVEL / tests, of_interval)
+
+    def chance(n: int) -> float:
+        within = shown(n, effect - mean, level)
+        if claim.expect != "not above":
+            within += shown(n, effect + mean, level) - 1
+        if is_sign:
+            return max(within, power(n, mean, LEVEL / tests))
+        return max(within, shown(n, mean - effect, of_interval))
+
+    return find_fewest(chance)
 
 
 def plan_seeds(claim: Claim, tuning: list[float], spread: float, tests: int) -> Plan:
@@ -235,7 +251,7 @@ def classify(
         n_diverged = sum(not math.isfinite(v) for v in values)
         if n_diverged:
             return Verdict("undecided", f"{n_diverged} of {len(values)} seeds diverged")
-        return Verdict("undecided", f"{len(values)} seeds have no interval")
+        return Verdict("undecided", f"{len(values)} seeds have no interval: {FEWEST} have")
     published = claim.number.published
     small = claim.effect
     if all_diverged(values):

@@ -285,14 +285,12 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
 def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
     """The calls that failed, and the verdict on each chosen claim in words and numbers."""
     lines = [f"failed: {failure}" for failure in experiment.runner.failures]
-    is_open = False  # whether a claim is without a decision
     for claim in experiment.chosen:
         row = verdicts.get(claim.id)
         if row is None:
             lines += ["", f"{claim.id}: no verdict, since not all of its runs are there"]
             continue
         lines += ["", f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
-        is_open |= row["class"] in ("undecided", "cannot judge")
         values = row["values"].get(claim.number, [])
         if values:
             ours = format_values(values, row["pooled"])
@@ -301,12 +299,12 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
             lines[-1] += f", p = {row['p']:.2g}"
         if row["why"]:
             lines.append(f"  {row['why']}")
-        if row["class"] == "undecided" and all(map(math.isfinite, values)):
-            n = FEWEST
-            if len(values) >= FEWEST:
-                n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
+        has_interval = len(values) >= FEWEST and all(map(math.isfinite, values))
+        if row["class"] == "undecided" and has_interval:
+            n = count_seeds_to_decide(values, claim, experiment.tests) or "more than 1,000"
             lines.append(f"  {n} seeds would do, if mean and spread stay as they are")
-    lines += ["", "brackets: 95% intervals; n: seeds; p: after Holm's correction"]
-    if is_open:
-        lines.append("to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim")
-    return lines
+    return [
+        *lines,
+        "\nbrackets: 95% intervals; n: seeds; p: after Holm's correction",
+        "to set the number of seeds: --only=CLAIM --seeds=N, or seeds=N in the Claim",
+    ]

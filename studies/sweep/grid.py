@@ -162,7 +162,9 @@ def list_points(
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         swept_flags = {name: flags[name] for name in swept}
-        varies = [Path(file).stem for file in chosen] if len(choices) > 1 else []
+        varies = []
+        if len(choices) > 1:  # with the folder: several have a file of the same name
+            varies = [f"{Path(file).parent.name}/{Path(file).stem}" for file in chosen]
         varies += [f"{name}{plain_number(value)}" for name, value in swept_flags.items()]
         all_flags = follow([*files, *chosen], flags, swept) | flags
         for i, seed in enumerate(config.list_seeds()):
@@ -170,6 +172,8 @@ def list_points(
             run = rename_run(run, [*varies, f"seed{seed}"])
             if i == 0:  # all seeds pass the same checks
                 check_trainable(run)
+            if any(run == point.run for point in points):
+                raise ValueError(f"{run.path.name} is there twice: give each value and file once")
             points.append(Point(run, "+".join(chosen), swept_flags, seed))
     return points
 

@@ -1,22 +1,23 @@
-"""How far a command with many runs has come: for the line of each run that has ended and, on a
-terminal, for one more line, which is rewritten every second."""
+"""How far a command with many runs has come: for the line of each run that has ended, and for the
+last line of a terminal."""
 
-import shutil
-import threading
 import time
 from pathlib import Path
 
-from tqdm import tqdm
+from nanodnt.run.console import Activity
+from nanodnt.tables import duration
 
 
-class Progress:
+class Progress(Activity):
+    """The training of runs, which the console shows."""
+
     def __init__(self) -> None:
+        super().__init__("training")
         self.needed = set()  # folders of the runs that are known to be needed
         self.waiting = set()  # what may need more: ids of claims
         self.ended = set()  # folders
         self.training = {}  # {folder: the run in words}
-        self.begun = time.monotonic()
-        self.trained = 0  # number of runs trained since then
+        self.trained = 0  # number of runs trained since the beginning
 
     def size(self) -> str:
         """The number of runs that are needed, as far as known."""
@@ -27,8 +28,8 @@ class Progress:
         n = len(self.needed - self.ended)
         if not self.trained or not n:
             return ""
-        seconds = (time.monotonic() - self.begun) / self.trained * n
-        return f"; {'at least' if self.waiting else 'about'} {tqdm.format_interval(seconds)} left"
+        seconds = (time.monotonic() - self.began) / self.trained * n
+        return f"; {'at least' if self.waiting else 'about'} {duration(seconds)} left"
 
     def end(self, folder: Path) -> str:
         """Count a run that was trained; returns how far that is."""
@@ -36,24 +37,8 @@ class Progress:
         self.trained += 1
         return f"{len(self.ended)} of {self.size()}"
 
-    def status(self) -> str:
+    @property
+    def label(self) -> str:
         """How far it is, and what is trained now."""
-        passed = tqdm.format_interval(time.monotonic() - self.begun)
-        now = " | ".join(list(self.training.values()))
-        return f"{passed}: {len(self.ended)} of {self.size()} runs{self.left()}; now {now}"
-
-    def show(self) -> None:
-        """Show the status until `hide`, if stderr is a terminal."""
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.keep_showing, daemon=True)
-        self.thread.start()
-
-    def hide(self) -> None:
-        self.over.set()
-        self.thread.join()
-
-    def keep_showing(self) -> None:
-        with tqdm(bar_format="{desc}", leave=False, disable=None) as bar:  # None: on a terminal
-            while not self.over.wait(1):
-                width = shutil.get_terminal_size().columns - 1
-                bar.set_description_str(self.status()[:width])
+        runs = f"{len(self.ended)} of {self.size()} runs{self.left()}"
+        return " | ".join([runs, *self.training.values()])

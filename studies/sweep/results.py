@@ -4,10 +4,12 @@ the swept number."""
 import json
 import os
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -138,24 +140,19 @@ def draw_curves(
     strips = 0  # rows of crosses
     for i, (name, curve) in enumerate(curves.items()):
         style = curve_style(i)
-        ended = {}  # the losses without those of runs that diverged
+        means = []
+        strips += any(None in losses for losses in curve.values())
         for value, losses in curve.items():
-            finite = [loss for loss in losses if loss is not None]
-            if finite:
-                ended[value] = finite
-        xs = list(ended)
-        means = [statistics.mean(losses) for losses in ended.values()]
-        lowest = [min(losses) for losses in ended.values()]
-        highest = [max(losses) for losses in ended.values()]
-        axis.plot(xs, means, **style, markersize=4, label=plain_label(name))
-        axis.vlines(xs, lowest, highest, color=style["color"])
-        diverged = {value: losses for value, losses in curve.items() if None in losses}
-        strips += bool(diverged)
-        for value, losses in diverged.items():
-            words = f"× {losses.count(None)} of {len(losses)}"
-            place = dict(xycoords=axis.get_xaxis_transform(), textcoords="offset points")
-            look = dict(ha="center", color=style["color"], fontsize=7)
-            axis.annotate(words, (value, 1), (0, 12 * strips - 9), **place, **look)
+            ended = [loss for loss in losses if loss is not None]
+            if ended:
+                means.append((value, statistics.mean(ended)))
+                axis.vlines(value, min(ended), max(ended), color=style["color"])
+            if len(ended) < len(losses):
+                words = f"× {losses.count(None)} of {len(losses)}"
+                place = dict(xycoords=axis.get_xaxis_transform(), textcoords="offset points")
+                look = dict(ha="center", color=style["color"], fontsize=7)
+                axis.annotate(words, (value, 1), (0, 12 * strips - 9), **place, **look)
+        axis.plot(*np.reshape(means, (-1, 2)).T, **style, markersize=4, label=plain_label(name))
     xs = sorted({value for curve in curves.values() for value in curve})
     axis.update_datalim([(value, 0) for value in xs], updatey=False)  # where all runs diverged
     axis.autoscale_view()
@@ -178,6 +175,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 def describe_figure(name: str, results: dict[str, Any]) -> str:
     """The title of sweep.png: number of seeds, meaning of the bars, number of missing runs."""
+    name = textwrap.fill(name, 70)
     title = f"{name}\none seed"
     if results["seeds"] > 1:
         title = f"{name}\nmean of {results['seeds']} seeds, bars from lowest to highest"
@@ -191,7 +189,7 @@ def write_results(
     finished: list[str],
     folder: Path,
     command: list[str],
-    formats: Sequence[str] = ("png",),
+    formats: Sequence[str],
 ) -> tuple[list[str], dict[str, Any]]:
     """Write sweep.json, sweep.md and sweep.png, or these formats of it; returns lines for the
     console, and the results in sweep.json."""

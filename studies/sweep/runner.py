@@ -16,21 +16,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from configurator import configure
 from layers.cores import own_cores
 from model import GPTConfig
 from nanodnt.optim import fill_defaults
 from nanodnt.run import signals
+from nanodnt.run.console import Console
 from nanodnt.run.environment import GROUP
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -48,6 +48,11 @@ MAX_SHORT_NAME = 92  # the same in sweeps
 class TrainingRun(NamedTuple):
     path: Path  # folder of the run
     args: tuple[str, ...]  # arguments of train.py
+    words: str = ""  # the run in words, where the folder's name is not enough
+
+    @property
+    def name(self) -> str:
+        return self.words or self.path.name
 
 
 class Configs(NamedTuple):
@@ -82,9 +87,7 @@ def rename_run(run: TrainingRun, words: list[str]) -> TrainingRun:
     folder = run.path.parent
     digest = run.path.name[-7:]
     path = folder / ("-".join(words).replace("/", "_")[:MAX_SHORT_NAME] + digest)
-    if not path.exists():
-        path = min(folder.glob(f"*{digest}"), default=path)
-    return run._replace(path=path)
+    return run._replace(path=min(folder.glob(f"*{digest}"), default=path))
 
 
 def plain_number(value: object) -> str:
@@ -116,13 +119,21 @@ def resolve_configs(args: Iterable[str]) -> Configs:
     return configs
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of config.json in a run directory. ValueError if it is damaged."""
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path / 'config.json'} is damaged: remove {path}") from None
+
+
 def is_finished(run: TrainingRun) -> bool:
     """Whether the run has ended and saved, or has diverged. ValueError if it was trained with
     other settings."""
     if not (run.path / "config.json").exists():
         return False
     model_config, config = resolve_configs(run.args)
-    made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    made = read_record(run.path)
     made = resolve_none(made["model"]) | made["train"]
     wanted = resolve_none(asdict(model_config)) | asdict(config)
     ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
@@ -158,18 +169,12 @@ def read_outcome(path: Path) -> Outcome:
 
 def read_origin(path: Path) -> dict[str, str | None]:
     """The version of torch, the commit and the day of the training in a run directory."""
-    record = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    record = read_record(path)
     return dict(
         torch=record["versions"]["torch"],
         git_commit=record["git_commit"],
         date=record["started"][:10],
     )
-
-
-def say(line: str, stream: TextIO) -> None:
-    """Print a line, above that of the progress."""
-    tqdm.write(line, file=stream)
-    stream.flush()
 
 
 class Runner:
@@ -199,8 +204,8 @@ class Runner:
             self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % n]} if one_gpu else {})
         self.children = set()  # processes of the runs being trained
         self.stopping = False
-        self.names = {}  # {a run's folder: the run in words}, where the folder's name is not enough
         self.progress = Progress()
+        self.console = Console()
         self.failures = []  # one line for each call that failed
         self.locks = {}  # {a run's folder: its lock between threads}
 
@@ -222,27 +227,31 @@ class Runner:
         self.stopping = False
         handlers = {number: signal.signal(number, self.stop) for number in signals.heeded()}
         pool = ThreadPoolExecutor(self.jobs)
-        self.progress.show()
-        try:
-            futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
-            for future in as_completed(futures):
-                name = futures[future]
-                try:
-                    future.result()
-                    finished.append(name)
-                except Stopped:
-                    say("stopped; the same command goes on from here", sys.stdout)
-                    return finished, 128 + self.ended_by
-                except (ValueError, OSError, ArithmeticError) as error:
-                    self.failures.append(f"{name}: {error}")
-                    say(f"error: {name}: {error}", sys.stderr)
-                    code = 1
-        finally:
-            self.stop()
-            pool.shutdown(cancel_futures=True)
-            self.progress.hide()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        if sys.stdout.isatty():  # a file has lines alone
+            self.console.start()
+        with self.console.doing("training"):
+            self.console.activities[-1] = self.progress
+            try:
+                futures = {pool.submit(function, *tasks[name]): name for name in tasks}
+                for future in as_completed(futures):
+                    name = futures[future]
+                    try:
+                        future.result()
+                        finished.append(name)
+                    except Stopped:
+                        self.console.print("stopped; the same command goes on from here")
+                        return finished, 128 + self.ended_by
+                    except (ValueError, OSError, ArithmeticError) as error:
+                        self.failures.append(f"{name}: {error}")
+                        with self.console.lock, redirect_stdout(sys.stderr):
+                            self.console.print(f"error: {name}: {error}")
+                        code = 1
+            finally:
+                self.stop()
+                pool.shutdown(cancel_futures=True)
+                self.console.closed.set()
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
         return finished, code
 
     def command(self, run: TrainingRun) -> str:
@@ -270,10 +279,7 @@ class Runner:
         word, loss = read_outcome(run.path)
         result = word if loss is None else f"loss {loss:.4f}"
         number = self.progress.end(run.path)
-        say(f"run {number}: {self.name(run)}: {result}{self.progress.left()}", sys.stdout)
-
-    def name(self, run: TrainingRun) -> str:
-        return self.names.get(run.path, run.path.name)
+        self.console.print(f"run {number}: {run.name}: {result}{self.progress.left()}")
 
     def train(self, run: TrainingRun) -> None:
         """Start train.py on `run`, which goes on from its last checkpoint, and wait. ValueError if
@@ -287,7 +293,7 @@ class Runner:
                 command = [sys.executable, *self.launch(run)]
                 streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                 child = subprocess.Popen(command, cwd=ROOT, env=self.env | slot, **streams)
-            self.progress.training[run.path] = self.name(run)
+            self.progress.training[run.path] = run.name
             self.children.add(child)
             if self.stopping:  # `stop` has not seen this child
                 child.terminate()

@@ -255,7 +255,7 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
 
 def page_of(tmp_path, *paths, formats=("png",)):
     runs = load_records(paths)
-    comparison = compare_runs(runs, tmp_path, formats=formats)
+    comparison = compare_runs(runs, tmp_path, "", formats)
     path = write_report(runs, comparison, tmp_path, ("loss", "gradients"), formats)
     assert path == tmp_path / "report.md" and (tmp_path / f"loss.{formats[0]}").exists()
     return path.read_text(encoding="utf-8")

@@ -283,7 +283,7 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
         for s in TUNING_SEEDS
     ]
     wanted += [made.run_of("tuned", lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
-    wanted = set(wanted)  # the first rate is that of "fast"
+    wanted = {run.path: run for run in wanted}.values()  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
     assert first == f"{len(wanted)} runs are known now: {steps} steps, {steps * 8 * 32:,} tokens"
     assert second == "then 2 claims take more: rates, and 4 to 16 seeds of their arms"
@@ -338,7 +338,7 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     os.kill(child, signal.SIGKILL)
 
     out = finish(begin(claims, folder), 0)[0]
-    words = "run 1 of 1: fast (one), learning rate 0.01, seed 1: loss "
+    words = "run 1 of 1: fast, learning rate 0.01, seed 1: loss "
     assert out.startswith("runs: 1, 1 at a time, in ") and f"\n{words}" in out
     assert_same_run(run, undisturbed)
     assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[120]}

@@ -146,20 +146,20 @@ def test_a_users_results_are_not_among_the_tracked_ones(tmp_path, monkeypatch):
 
 def test_how_far_it_is(monkeypatch):
     """Of four runs one was there before; two are trained in 10 s each."""
-    now = [100.0]
-    monkeypatch.setattr("studies.sweep.progress.time.monotonic", lambda: now[0])
     progress = Progress()
+    now = [progress.began]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     progress.needed = set("abcd")
     progress.waiting = {"claim"}
     progress.ended.add("a")
     progress.training = {"b": "the run b", "c": "the run c"}
-    assert progress.status() == "00:00: 1 of at least 4 runs; now the run b | the run c"
+    assert progress.label == "1 of at least 4 runs | the run b | the run c"
     now[0] += 10
     progress.training.pop("b")
-    assert progress.end("b") == "2 of at least 4" and progress.left() == "; at least 00:20 left"
+    assert progress.end("b") == "2 of at least 4" and progress.left() == "; at least 0:00:20 left"
     progress.waiting.clear()
     now[0] += 10
-    assert progress.status() == "00:20: 2 of 4 runs; about 00:40 left; now the run c"
+    assert progress.label == "2 of 4 runs; about 0:00:40 left | the run c"
     assert [progress.end(run) for run in "cd"] == ["3 of 4", "4 of 4"] and progress.left() == ""
 
 

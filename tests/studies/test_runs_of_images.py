@@ -87,7 +87,9 @@ def test_two_runs_of_images_compared(folder, tmp_path):
     )
     last = tiny.metrics(folder / "vit")[-1]
     assert head[-1] == "top-1" and rows[1][-1] == f"{last['val_top1']:.2%}"
-    page = write_report(runs, compare_runs(runs, tmp_path), tmp_path, ["loss"]).read_text()
+    page = write_report(
+        runs, compare_runs(runs, tmp_path, "", ["png"]), tmp_path, ["loss"], ["png"]
+    ).read_text()
     assert "Validation loss in nats per image" in page and "nats per token" not in page
 
 
