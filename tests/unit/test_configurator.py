@@ -553,8 +553,8 @@ second section
                                 where [str]
 """
 DESCRIPTION = """\
-small.py: compile=True a_knob_with_quite_a_long_name=out/and_a_long_value
-command line: n_layer=100
+small.py: compile=True
+command line: n_layer=12
 chosen: learning_rate=0.1
 """
 
@@ -584,7 +584,7 @@ def test_as_a_program(config):
         f"nanoDNT {VERSION}, torch {torch.__version__}\n",
         "",
     )
-    assert run("small.py", "--n_layer=100") == (0, DESCRIPTION, "")
+    assert run("small.py", "--n_layer=12") == (0, DESCRIPTION, "")
     assert run("--n_layr=1") == (2, "", "error: unknown flag --n_layr (did you mean --n_layer?)\n")
 
 
