@@ -237,7 +237,7 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
 
         watcher = Watcher(model, run.data.meta, config.sample_start)
         for remark in watcher.tokenizer.remarks(config.sample_start):
-            env.note(f"note: sample_start: {remark}")
+            env.print(f"note: sample_start: {remark}")
 
     saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
@@ -525,6 +525,7 @@ def run_once(
     seen = fingerprint(config.out_dir)
     with env.console.doing("setting up"):
         run = set_up(config, model_config, env, stop, spike)
+    env.console.print_notes()
     if config.eval_only:
         scores = evaluate_run(run)
         if scores:
@@ -532,7 +533,6 @@ def run_once(
         return stop.exit_code()
     with env.console.doing("opening the run directory"):
         records = open_records(run, clock, seen)
-    env.console.print_notes()
     first_step = run.state.step
     with env.console.doing("training, step", config.max_iters) as progress:
         progress.done = first_step

@@ -350,8 +350,8 @@ def fill_model(
 def compile_if_worthwhile(
     model: Transformer, data: PreparedData, micro: int, config: TrainConfig, env: Env
 ) -> Transformer:
-    """The model, compiled if that is asked for, or worth it. Prints which, and why, and then all
-    notes, since compiling may take minutes. All ranks must call it."""
+    """The model, compiled if that is asked for, or worth it. Prints which, and why, and all notes
+    before a compilation, which may take minutes. All ranks must call it."""
     # by the work of the whole run, so that a resumed run computes as it did before
     work = 0
     if not config.eval_only:
@@ -364,7 +364,6 @@ def compile_if_worthwhile(
     kernel = attention_backend(model.config, env, config.doc_mask)
     if not compiled:
         env.print(f"compile False ({reason}), attention {kernel}")
-        env.console.print_notes()
         return model
 
     from nanodnt.run.compilation import can_use_flex, compile_model
@@ -456,9 +455,6 @@ def time_notes(model: Transformer, config: TrainConfig, step: int, env: Env) -> 
     days = flops / speed / 86400
     if days <= LONG_DAYS:
         return []
-    time = count(round(days), "day")
-    if days > 365:
-        time = count(round(days / 365), "year")
     work = f"{flops:.2g} FLOPs at an assumed {speed:.2g} FLOP/s"
     advice = "use more GPUs, fewer max_iters, or config/quickstart.py, which takes minutes on a CPU"
-    return [f"this run takes about {time} here ({work}): {advice}"]
+    return [f"this run takes about {days:,.0f} days here ({work}): {advice}"]

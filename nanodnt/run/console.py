@@ -92,7 +92,8 @@ class Console:
 
     def _show(self, text: str) -> None:
         if sys.stdout.isatty():
-            self._write(text[: shutil.get_terminal_size().columns - 1])
+            # then the cursor goes back, so that a line of somebody else begins where it should
+            self._write(text[: shutil.get_terminal_size().columns - 1] + "\r")
         elif time.monotonic() - self.last_line > QUIET_S:
             self.print(text)
 

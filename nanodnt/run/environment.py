@@ -63,8 +63,8 @@ class Env:
             self.console.print(line)
 
     def note(self, line: str) -> None:
-        """Print this line on rank 0 later: last before compiling, before the first step, or at the
-        end of the process."""
+        """Print this line on rank 0 later: before compiling, when all is set up, or at the end of
+        the process."""
         if self.is_main:
             self.console.notes.append(line)
 

@@ -28,7 +28,7 @@ from support.runs import assert_same_run, call, run
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-WIDTH = 70
+WIDTH = 46  # too narrow for a step with its eta
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ GPU = dict(device=torch.device("cuda"), dtype=torch.bfloat16)
 LONG = [  # steps of a day, those made; changes of the run, of the device; the note, or none
     (7, 0, {}, {}, None),
     (8, 0, {}, {}, "about 8 days here .*more GPUs.*config/quickstart.py"),
-    (730, 0, {}, {}, "about 2 years"),
+    (2000, 0, {}, {}, "about 2,000 days"),
     (20, 12, {}, {}, "about 8 days"),
     (20, 13, {}, {}, None),
     (20, 0, dict(eval_only=True), {}, None),
@@ -143,16 +143,16 @@ def test_a_terminal_and_a_file_show_the_same_lines(short, dataset, tmp_path, eag
     assert shapes(text_of(written)) == shapes(lines)
     for text in out, text_of(written):
         assert re.search(r"setting up: 0:00:\d\d so far", text)
-        assert re.search(r"training, step \d+/30: 0:00:\d\d so far, eta 0:00:\d\d", text)
+        assert re.search(r"training, step \d+/30: 0:00:\d\d so far, eta 0:0", text)
     drawn = [text for text in text_of(written).split(CLEAR) if "\n" not in text]
-    assert max(map(len, drawn)) < WIDTH and CLEAR not in out
+    assert max(map(len, drawn)) == WIDTH and CLEAR not in out  # with its \r
     assert_same_run(tmp_path / "tty", short)
     assert_same_run(tmp_path / "file", short)
 
 
 def test_an_error_comes_last(dataset, tmp_path, eager, monkeypatch, capsys):
     def fail(*_, **__) -> None:
-        while "reading the dataset: 0:00:00 so far" not in text_of(written):
+        while "reading the dataset: " not in text_of(written):
             time.sleep(0.001)
         raise ValueError("no such data")
 
@@ -178,7 +178,7 @@ def test_a_terminal_that_is_gone_ends_nothing(eager, monkeypatch):
         while isinstance(sys.stdout, Gone):
             time.sleep(0.001)
     shown.print("compiled")
-    shown.closed.set()
+    shown.close()
     sys.stdout.close()
 
 
@@ -197,11 +197,6 @@ def test_the_remaining_time_is_that_of_many_readings(monkeypatch):
 
 
 def test_words_for_numbers():
-    assert [count(n, "process") for n in (0, 1, 2000)] == [
-        "0 processes",
-        "1 process",
-        "2,000 processes",
-    ]
-    assert [count(2, noun) for noun in ("row", "batch")] == ["2 rows", "2 batches"]
-    times = {0: "0:00:00", 59.9: "0:00:59", 86399: "23:59:59", 2 * 86400 + 11650: "2d 03:14:10"}
-    assert {seconds: duration(seconds) for seconds in times} == times
+    assert [count(n, "process") for n in (1, 2000)] == ["1 process", "2,000 processes"]
+    assert [count(0, noun) for noun in ("row", "batch")] == ["0 rows", "0 batches"]
+    assert [duration(seconds) for seconds in (59.9, 99 * 3600 + 850)] == ["0:00:59", "99:14:10"]
