@@ -35,6 +35,7 @@ VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
 ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 CHOSEN = "chosen"  # what the program sets itself, in `describe`
+LAST = {COMMAND_LINE: 1, CHOSEN: 2}  # order of sources in `describe`: files are first
 
 # {a flag: a module that knows the names of another program, for commands with this flag}. Its
 # find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
@@ -82,6 +83,7 @@ WORDS = {
 }
 NUMBERS = {int: 2**63 - 1, float: sys.float_info.max}  # {type: its largest number}
 MAX_FILE_CHARS = 100_000  # length of a config file
+WRAP = {"width": 100, "break_on_hyphens": False, "break_long_words": False}  # of printed lines
 MAX_MISTAKES = 40  # mistakes in one error message
 
 Value = bool | int | float | str | None
@@ -224,30 +226,22 @@ def _make_instance(schema: type, given: dict[str, Given]) -> Any:
 
 
 def describe(*instances: Any, given: dict[str, Given]) -> str:
-    """The settings that were not left at their default, as text: `given`, which `configure`
-    returns, by the file or command line that sets them; then those that the program has chosen."""
+    """The settings that are not at their default, as text, by the file that sets them (`given`, of
+    `configure`); then all of the command line; then what the program has chosen."""
     values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
-    settings = {setting.file: [] for setting in given.values()}
+    words = {setting.file: [] for setting in given.values()}
     for name, flag in read_flags(*map(type, instances)).items():
         value = values[flag.field]
-        if name in given:
-            source = given[name].file
-        elif value != flag.default:
-            source = CHOSEN
-        else:
+        source = given[name].file if name in given else CHOSEN
+        if value == flag.default and source != COMMAND_LINE:
             continue
         if isinstance(value, float):
             value = f"{value:.10g}"  # 6e-05, and not 5.9999999999999995e-05
-        settings.setdefault(source, []).append(f"{name}={_show(value)}")
+        words.setdefault(source, []).append(f"{name}={_show(value)}")
     lines = []
-    for source in sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE)):
-        line = f"{source}:"
-        for setting in settings[source]:
-            if len(line) + len(setting) > 100:
-                lines.append(line)
-                line = " "
-            line += f" {setting}"
-        lines.append(line)
+    for source in sorted(words, key=lambda source: LAST.get(source, 0)):
+        text = " ".join(words[source]) or "nothing but defaults"
+        lines += textwrap.wrap(f"{source}: {text}", subsequent_indent="  ", **WRAP)
     return "\n".join(lines)
 
 
@@ -314,10 +308,11 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
                 allowed = _allowed(flags[name])
                 raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({allowed})")
             text = "True"
-        if name in typed:
+        # under torchrun all processes read the same
+        if name in typed and os.environ.get("RANK", "0") == "0":
             values = f"{typed[name].readings[0]!r}, then {text!r}"
             note = f"--{_one_line(name)} is given twice: {values}, which is taken"
-            print(f"{rank_tag()}note: {note}", file=sys.stderr)
+            print(f"note: {note}", file=sys.stderr)
         typed[name] = Setting(name, _readings(text), COMMAND_LINE)
     return Arguments(typed, positionals)
 
@@ -663,9 +658,7 @@ def _help_text(flags: dict[str, Flag], description: str, positional: str) -> str
                 lines.append(start.rstrip())
                 start = margin
             text = f"{flags[name].help} [{_allowed(flags[name])}]".strip()
-            lines += textwrap.wrap(
-                text, 100, initial_indent=start, subsequent_indent=margin, break_on_hyphens=False
-            )
+            lines += textwrap.wrap(text, initial_indent=start, subsequent_indent=margin, **WRAP)
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)
 
@@ -681,10 +674,12 @@ def _program() -> str:
 
 
 def prepare_streams() -> None:
-    """Let stdout take any character. Every command begins with this.
+    """Let stdout be open, and take any character. Every command begins with this.
 
     A character that the encoding of stdout lacks becomes an escape such as \\u2192, where Python
     would end the program. stderr does so anyway."""
+    if sys.stdout is None:  # the shell has closed it, by `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout lacks it
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -50,7 +50,6 @@ from nanodnt.run.metrics import (
     end_line,
     finite,
     progress_line,
-    short_line,
     validation_line,
 )
 from nanodnt.settings import TrainConfig
@@ -101,12 +100,12 @@ def set_up(
     """Data, model, optimizer and progress of a run, new or resumed. `spike`: what the run is to be
     rolled back for."""
     # 1. the dataset
-    with env.doing("reading the dataset"):
+    with env.console.doing("reading the dataset"):
         meta = load_meta(config.dataset, verify=env.is_main)
         env.check_same({"contents of the dataset": meta})
 
     # 2. the network without storage, its weights if there are any, and the data that it reads
-    with env.doing("reading weights"):
+    with env.console.doing("reading weights"):
         start = find_start(config, model_config, meta, env)
     model = start.model
     data = open_data(config, model.config, meta)
@@ -238,7 +237,7 @@ def open_records(run: Run, clock: Clock, seen: dict[str, tuple]) -> Records:
 
         watcher = Watcher(model, run.data.meta, config.sample_start)
         for remark in watcher.tokenizer.remarks(config.sample_start):
-            env.note(f"note: sample_start: {remark}")
+            env.print(f"note: sample_start: {remark}")
 
     saved_bytes = 4 * model.num_params() + state_bytes(model, config)
     sharded = use_shards(config.checkpoint_format, env, saved_bytes)
@@ -380,7 +379,7 @@ def train(run: Run, records: Records, progress: Activity) -> None:
         if due.log:
             reading = meter.read(result.loss, result.grad_norm, rates, state.step)
             row.update(reading.row)
-            progress.remark = short_line(reading, state.step, config.max_iters)
+            progress.part_s = reading.recent_step_s
             env.print(progress_line(reading, state.step, config.max_iters))
             failure = find_failure(
                 row["train_loss"], reading.longest_streak, state, trainer.model, config, env
@@ -479,13 +478,12 @@ def save(run: Run, records: Records, is_best: bool) -> None:
 def finish(run: Run, records: Records, has_trained: bool) -> int:
     """Wait for the last checkpoint and complete the run directory. Returns the exit code."""
     gc.unfreeze()
-    with run.env.doing("saving"):
-        records.saver.finish()
+    records.saver.finish()
     reason = "stopped" if run.stop.stopped else why_over(run.config, run.state)
     end = records.meter.end(reason, run.state)
     if records.directory:
         path = records.directory.path
-        draw_loss(path, run.task.loss_unit)
+        draw_loss(path, run.task.loss_unit, run.env.print)
         records.directory.close(end, trained=has_trained)
         run.env.print(f"{end_line(end)}; run directory {path}")
     return run.stop.exit_code()
@@ -525,21 +523,22 @@ def run_once(
     """Set up, then train or only evaluate; the exit code."""
     stop.allow_end_at_once()  # a roll-back has dropped the steps since the last checkpoint
     seen = fingerprint(config.out_dir)
-    with env.doing("setting up"):
+    with env.console.doing("setting up"):
         run = set_up(config, model_config, env, stop, spike)
+    env.console.print_notes()
     if config.eval_only:
         scores = evaluate_run(run)
         if scores:
             env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
         return stop.exit_code()
-    with env.doing("opening the run directory"):
+    with env.console.doing("opening the run directory"):
         records = open_records(run, clock, seen)
-    env.console.print_notes()
     first_step = run.state.step
-    with env.doing("training, step", config.max_iters) as progress:
+    with env.console.doing("training, step", config.max_iters) as progress:
         progress.done = first_step
         train(run, records, progress)
-    return finish(run, records, has_trained=run.state.step > first_step)
+    with env.console.doing("finishing"):
+        return finish(run, records, has_trained=run.state.step > first_step)
 
 
 @reports_errors

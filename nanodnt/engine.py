@@ -219,7 +219,7 @@ def evaluate(
     n_batches = math.ceil(len(rows) / (env.world_size * micro))  # the same on every rank
     totals = 0  # then a tensor: the sum of each score over the targets, and their count
     model.eval()
-    with env.doing("evaluating, batch", n_batches) as progress:
+    with env.console.doing("evaluating, batch", n_batches) as progress:
         for i in range(n_batches):
             batch_rows = own_rows[i * micro : (i + 1) * micro]
             batch = env.put(*env.pin(*data.val_batch(batch_rows, micro)))

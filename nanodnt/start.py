@@ -31,10 +31,10 @@ from nanodnt.run.checkpoints import (
 )
 from nanodnt.run.environment import Env, Split, possible_parallel
 from nanodnt.run.hardware import (
+    assumed_flops,
     attention_backend,
     available_bytes,
     choose_compile,
-    training_flops,
 )
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import count
@@ -350,8 +350,8 @@ def fill_model(
 def compile_if_worthwhile(
     model: Transformer, data: PreparedData, micro: int, config: TrainConfig, env: Env
 ) -> Transformer:
-    """The model, compiled if that is asked for, or worth it. Prints which, and why, and then all
-    notes, since compiling may take minutes. All ranks must call it."""
+    """The model, compiled if that is asked for, or worth it. Prints which, and why, and all notes
+    before a compilation, which may take minutes. All ranks must call it."""
     # by the work of the whole run, so that a resumed run computes as it did before
     work = 0
     if not config.eval_only:
@@ -364,7 +364,6 @@ def compile_if_worthwhile(
     kernel = attention_backend(model.config, env, config.doc_mask)
     if not compiled:
         env.print(f"compile False ({reason}), attention {kernel}")
-        env.console.print_notes()
         return model
 
     from nanodnt.run.compilation import can_use_flex, compile_model
@@ -378,7 +377,7 @@ def compile_if_worthwhile(
     env.console.print_notes()
     rows = data.validation(eval_tokens=1)
     example = env.put(*env.pin(*data.val_batch(rows, micro)))
-    with env.doing("compiling"):
+    with env.console.doing("compiling"):
         return compile_model(model, config, example, env)
 
 
@@ -452,17 +451,10 @@ def time_notes(model: Transformer, config: TrainConfig, step: int, env: Env) -> 
     if config.eval_only:
         steps = 0
     flops = steps * config.batch_size * model.config.block_size * model.flops_per_token()
-    speed = training_flops(env.device, env.dtype, config.peak_flops) * env.world_size
+    speed = assumed_flops(env.device, env.dtype, config.peak_flops) * env.world_size
     days = flops / speed / 86400
     if days <= LONG_DAYS:
         return []
-    time = count(round(days), "day")
-    if days > 365:
-        time = count(round(days / 365), "year")
-    device = count(env.world_size, "GPU")
-    advice = "use more GPUs, or fewer max_iters"
-    if env.device.type == "cpu":
-        device = "this CPU"
-        advice = "use a GPU, or config/quickstart.py, which takes minutes on a CPU"
     work = f"{flops:.2g} FLOPs at an assumed {speed:.2g} FLOP/s"
-    return [f"this run takes about {time} on {device} ({work}): {advice}"]
+    advice = "use more GPUs, fewer max_iters, or config/quickstart.py, which takes minutes on a CPU"
+    return [f"this run takes about {days:,.0f} days here ({work}): {advice}"]

@@ -25,10 +25,7 @@ def count(n: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, "3:14:10"; from a day on "2d 03:14:10"."""
+    """Hours, minutes and seconds: "3:14:10"."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours:02d}:{minutes:02d}:{seconds:02d}"
     return f"{hours}:{minutes:02d}:{seconds:02d}"

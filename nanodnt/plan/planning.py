@@ -66,10 +66,7 @@ class PlanConfig:
     gpus: int = 1  # number of GPUs, one process each
     gpu: Literal[tuple(GPUS)] = "h100"  # their kind
     gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
-    mfu: float = (
-        ASSUMED_MFU  # assumed: model FLOP/s over peak FLOP/s (our choice); train.py logs the
-    )
-    #   real one
+    mfu: float = ASSUMED_MFU  # assumed: model FLOP/s over peak FLOP/s; train.py logs the real one
 
     def check(self) -> None:
         """Raises ValueError for values that no machine could have."""

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from layers.cores import share_cores
 from nanodnt.run import signals
-from nanodnt.run.console import Activity, Console
+from nanodnt.run.console import Console
 from nanodnt.run.hardware import Choice, keep_freed_memory, unusable_gpu
 from nanodnt.tables import count
 
@@ -57,20 +57,16 @@ class Env:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def print(self, *values: object) -> None:
+    def print(self, line: str) -> None:
         """Print a line on rank 0."""
         if self.is_main:
-            self.console.print(" ".join(map(str, values)))
+            self.console.print(line)
 
     def note(self, line: str) -> None:
-        """Print this line on rank 0 later: last before compiling, before the first step, or at the
-        end of the process."""
+        """Print this line on rank 0 later: before compiling, when all is set up, or at the end of
+        the process."""
         if self.is_main:
             self.console.notes.append(line)
-
-    def doing(self, name: str, total: int = 0) -> AbstractContextManager[Activity]:
-        """Context of work that takes time; the console shows it. `total`: number of its parts."""
-        return self.console.doing(name, total)
 
     def any_rank(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""
@@ -251,11 +247,10 @@ def environment(device: str, dtype: str, timeout_s: int) -> Iterator[Env]:
         keep_freed_memory()
     if env.is_main:
         env.console.start()
-        env.closing.callback(env.console.closed.set)
-        env.closing.callback(env.console.print_notes)
+        env.closing.callback(env.console.close)
     try:
         if distributed:
-            with env.doing("waiting for the other processes"):
+            with env.console.doing("waiting for the other processes"):
                 join_processes(env, timeout_s)
         if env.set_matmul_precision():
             dtype_reason += "; products in TF32"

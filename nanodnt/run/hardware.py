@@ -95,7 +95,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
     return None
 
 
-def training_flops(device: torch.device, dtype: torch.dtype, peak: float = 0.0) -> float:
+def assumed_flops(device: torch.device, dtype: torch.dtype, peak: float = 0.0) -> float:
     """FLOP/s at which one device trains, assumed; infinity if its peak is unknown. `peak`: as the
     override of `peak_flops`."""
     if device.type == "cpu":
@@ -208,5 +208,5 @@ def choose_compile(setting: bool | str, device: torch.device, training_flops: fl
         return Choice(False, f"auto: not on {device.type}")
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         return Choice(False, "auto: no C++ compiler found")
-    minutes = training_flops / (EAGER_FLOPS_PER_CORE * torch.get_num_threads()) / 60
+    minutes = training_flops / assumed_flops(device, torch.float32) / 60
     return Choice(minutes > 3, f"auto: about {minutes:.0f} min of eager work")

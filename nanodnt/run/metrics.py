@@ -8,7 +8,7 @@ import math
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,7 +62,7 @@ class Reading(NamedTuple):
     row: dict[str, Any]  # fields of metrics.jsonl
     longest_streak: int  # most steps in a row that were skipped
     step_s: float  # seconds of training per step
-    recent_step_s: float  # the same since the RECENT-th reading before
+    recent_step_s: float  # its mean over the last RECENT readings
 
 
 class Meter:
@@ -87,7 +87,7 @@ class Meter:
         self.counts_per_step = counts_per_step
         self.step_flops = step_flops
         self.peak_flops = peak_flops(env.device, env.dtype, device_flops)
-        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # (steps, seconds) of readings
+        self.recent: deque[float] = deque(maxlen=RECENT)  # seconds per step, of readings
         # (3,): steps skipped in all, in a row up to now, most in a row since the last reading
         self.counts = torch.tensor([skipped, 0.0, 0.0], device=env.device)
 
@@ -118,8 +118,7 @@ class Meter:
         wall_s = time.perf_counter() - self.started
         training_s = wall_s - self.not_training_s
         step_s = training_s / (step - self.first_step)
-        self.recent.append((step - self.first_step, training_s))
-        recent_steps, recent_s = map(sum, zip(*self.recent, strict=True))
+        self.recent.append(step_s)
         self.clock.trained_s += training_s
         row = {"train_loss": train_loss, **rates}
         row["grad_norm"] = grad_norm
@@ -134,7 +133,7 @@ class Meter:
         row["goodput"] = training_s / wall_s
         self.counts[2] = 0.0
         self.start(step)
-        return Reading(row, int(longest_streak), step_s, recent_s / recent_steps)
+        return Reading(row, int(longest_streak), step_s, float(np.mean(self.recent)))
 
     def end(self, reason: str, state: RunState) -> dict[str, Any]:
         """The "end" record of config.json.
@@ -165,7 +164,7 @@ class Meter:
         if self.env.device.type == "cuda":
             torch.cuda.synchronize(self.env.device)
         start = time.perf_counter()
-        with self.env.doing(stall.removesuffix("_s") or "writing"):
+        with self.env.console.doing(stall.removesuffix("_s") or "writing"):
             yield
         seconds = time.perf_counter() - start
         self.not_training_s += seconds
@@ -230,13 +229,6 @@ def progress_line(reading: Reading, step: int, max_iters: int) -> str:
     if row["skipped_steps"]:
         line += f"  skipped {row['skipped_steps']}"
     return f"{line}  eta {duration(reading.recent_step_s * (max_iters - step))}"
-
-
-def short_line(reading: Reading, step: int, max_iters: int) -> str:
-    """What a terminal shows beside the step."""
-    row = reading.row
-    left = duration(reading.recent_step_s * (max_iters - step))
-    return f"loss {row['train_loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s  eta {left}"
 
 
 def end_line(end: dict[str, Any]) -> str:
@@ -337,17 +329,17 @@ def save_figure(figure: "Figure", path: Path, formats: Sequence[str] = ("png",))
     pyplot.close(figure)
 
 
-def draw_loss(out_dir: Path, unit: str) -> None:
-    """Draw loss.png from metrics.jsonl, or print why not: no matplotlib, or no rows. A loss is
+def draw_loss(out_dir: Path, unit: str, say: Callable[[str], None] = print) -> None:
+    """Draw loss.png from metrics.jsonl, or `say` why not: no matplotlib, or no rows. A loss is
     the mean over one `unit`, such as "token"."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("loss.png is not drawn: matplotlib is not installed")
+        say("loss.png is not drawn: matplotlib is not installed")
         return
     rows = read_metrics(out_dir)
     if not rows:  # stopped before the first
-        print("loss.png is not drawn: metrics.jsonl has no rows yet")
+        say("loss.png is not drawn: metrics.jsonl has no rows yet")
         return
     fig = Figure(figsize=(6.4, 4), dpi=160, layout="constrained")
     ax = fig.subplots()

@@ -50,7 +50,7 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
 def test_what_is_shown_is_of_images(digits, tmp_path, capsys, monkeypatch):
     """Their number per second, and the unit of the losses in loss.png."""
     units = []
-    monkeypatch.setattr("train.draw_loss", lambda out_dir, unit: units.append(unit))
+    monkeypatch.setattr("train.draw_loss", lambda out_dir, unit, say: units.append(unit))
     train(tmp_path, digits, max_iters=1)
     row = metrics(tmp_path)[-1]
     assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 17)

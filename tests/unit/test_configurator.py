@@ -20,6 +20,8 @@ from configurator import (
     VERSION,
     ConfigError,
     configure,
+    flush_output,
+    prepare_streams,
     read_arguments,
     read_flags,
 )
@@ -278,13 +280,17 @@ def test_all_unknown_names_and_lines_that_are_no_data_are_listed_at_once(config,
     )
 
 
-def test_of_a_flag_that_is_given_twice_the_last_value_is_taken(config, capsys):
+def test_of_a_flag_that_is_given_twice_the_last_value_is_taken(config, capsys, monkeypatch):
+    """One of several processes says so."""
     argv = "--bias=False", "--seed=1", config("seed = 4"), "--bias", "--seed=3"
     values, _ = load(*argv)
     assert (values["seed"], values["bias"]) == (3, True)
     notes = "note: --bias is given twice: 'False', then 'True', which is taken\n"
     notes += "note: --seed is given twice: '1', then '3', which is taken\n"
     assert capsys.readouterr() == ("", notes)
+    monkeypatch.setenv("RANK", "1")
+    load(*argv)
+    assert capsys.readouterr() == ("", "")
 
 
 UNREADABLE = {
@@ -553,8 +559,8 @@ second section
                                 where [str]
 """
 DESCRIPTION = """\
-small.py: compile=True a_knob_with_quite_a_long_name=out/and_a_long_value
-command line: n_layer=100
+small.py: compile=True
+command line: n_layer=12
 chosen: learning_rate=0.1
 """
 
@@ -584,8 +590,16 @@ def test_as_a_program(config):
         f"nanoDNT {VERSION}, torch {torch.__version__}\n",
         "",
     )
-    assert run("small.py", "--n_layer=100") == (0, DESCRIPTION, "")
+    assert run("small.py", "--n_layer=12") == (0, DESCRIPTION, "")
     assert run("--n_layr=1") == (2, "", "error: unknown flag --n_layr (did you mean --n_layer?)\n")
+
+
+def test_a_stdout_that_the_shell_has_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    prepare_streams()
+    print("discarded")
+    assert flush_output() == 0
+    sys.stdout.close()
 
 
 def test_help_that_nobody_reads():
