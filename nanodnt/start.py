@@ -439,7 +439,7 @@ def describe_run(
     ]
     env.print(
         f"{batch_size} × {data.block_size} = {batch_size * data.block_size:,} tokens a step = "
-        f"{' × '.join(factors)}; {data.describe()}"
+        f"{' × '.join(factors)}; {data.meta['dataset']}: {data.describe()}"
     )
     for note in layout_notes(model.config) + notes:
         env.note(f"note: {note}")
