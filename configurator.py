@@ -36,10 +36,8 @@ ASKS = ("--help", "-h", "--version")  # arguments that only print a text
 COMMAND_LINE = "command line"
 CHOSEN = "chosen"  # what the program sets itself, in `describe`
 
-# {a flag: a module that knows the names of another program, for commands with this flag}. Its
-# find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
-# a line above those of its source.
-TRANSLATORS = {"eval_tokens": "nanodnt.nanogpt_keys"}
+# The module that knows nanoGPT's names. It is loaded for an error message of a command that trains.
+NANOGPT_KEYS = "nanodnt.nanogpt_keys"
 # Other names that are no flag here, and what to do instead.
 ADVICE = {
     "report": "analyze.py writes report.md where several runs are named",
@@ -150,11 +148,6 @@ class Given(NamedTuple):
     value: Any
     where: str  # "config/x.py:12" or "command line"
 
-    @property
-    def file(self) -> str:
-        """`where`, without the number of the line."""
-        return self.where.rpartition(":")[0] or self.where
-
 
 class Flag(NamedTuple):
     """A field of a dataclass, as a flag."""
@@ -227,11 +220,11 @@ def describe(*instances: Any, given: dict[str, Given]) -> str:
     """The settings that were not left at their default, as text: `given`, which `configure`
     returns, by the file or command line that sets them; then those that the program has chosen."""
     values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
-    settings = {setting.file: [] for setting in given.values()}
+    settings = {source_of(setting.where): [] for setting in given.values()}
     for name, flag in read_flags(*map(type, instances)).items():
         value = values[flag.field]
         if name in given:
-            source = given[name].file
+            source = source_of(given[name].where)
         elif value != flag.default:
             source = CHOSEN
         else:
@@ -261,11 +254,6 @@ class Setting(NamedTuple):
     readings: list[Value]  # what its value can mean, first as it is written
     where: str  # as in `Given`
     problem: str = ""  # why the line is no data
-
-    @property
-    def source(self) -> str:
-        """A file, or COMMAND_LINE."""
-        return self.where.rpartition(":")[0] or self.where
 
 
 class Arguments(NamedTuple):
@@ -323,30 +311,37 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
 
 
 def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
-    """Raise ConfigError with all lines that are no data and all names that are no flag, and with
-    what TRANSLATORS say about them."""
-    unknown = [s for s in settings if s.name is not None and s.name not in flags]
-    advice = {(s.source, s.name): _hint(s, flags) for s in unknown}
-    for flag, module in TRANSLATORS.items():
-        if unknown and flag in flags:
-            advice |= import_module(module).find_changes(settings)
+    """Raise ConfigError with all names that are no flag and all lines that are no data."""
     lines = []
+    unknown = [s for s in settings if s.name is not None and s.name not in flags]
+    advice = {(source_of(s.where), s.name): _hint(s, flags) for s in unknown}
+    if unknown and "eval_tokens" in flags:  # a command that trains
+        nanogpt = import_module(NANOGPT_KEYS)
+        lines += nanogpt.find_base(settings)
+        advice |= nanogpt.find_changes(settings)
     for setting in settings:
-        where = setting.where
-        if above := advice.pop((setting.source, "base"), None):
-            lines.append(f"{where}: {above}")
-        text = advice.get((setting.source, setting.name))
-        kind = "" if setting.name in flags else "unknown "
-        if text and where == COMMAND_LINE:
-            lines.append(f"{kind}flag --{setting.name} ({text})")
-        elif text:
-            lines.append(f"{where}: {kind}key {setting.name} ({text})")
+        text = advice.get((source_of(setting.where), setting.name))
+        if text:
+            lines.append(f"{_label(setting, flags)} ({text})")
         elif setting.problem:
             lines.append(setting.problem)
     if len(lines) > MAX_MISTAKES:
         lines[MAX_MISTAKES:] = [f"and {len(lines) - MAX_MISTAKES} more"]
     if lines:
         raise ConfigError(*lines)
+
+
+def source_of(where: str) -> str:
+    """The file in "config/x.py:12"; of COMMAND_LINE itself."""
+    return where.rpartition(":")[0] or where
+
+
+def _label(setting: Setting, flags: dict[str, Flag]) -> str:
+    """The beginning of a line about a name: "config/x.py:12: unknown key sead"."""
+    kind = "" if setting.name in flags else "unknown "
+    if setting.where == COMMAND_LINE:
+        return f"{kind}flag --{setting.name}"
+    return f"{setting.where}: {kind}key {setting.name}"
 
 
 def _readings(text: str) -> list[Value]:

@@ -77,10 +77,8 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
 
 
 def read_config(model_args: dict[str, Any]) -> GPTConfig:
-    """The GPTConfig of nanoGPT's `model_args`. ValueError where one is missing or not allowed."""
-    absent = [name for name in SIZES if name not in model_args]
-    if absent:
-        raise ValueError(f"its model_args lack {', '.join(absent)}")
+    """The GPTConfig of nanoGPT's `model_args`. KeyError where one is missing, ValueError where it is
+    not allowed."""
     sizes = {name: model_args[name] for name in SIZES}
     flags = FAMILY.flags | sizes | dict(mlp="gelu_erf", norm_eps=1e-5)
     flags["bias"] = model_args.get("bias", True)  # the first versions always had biases
@@ -106,7 +104,7 @@ def name_of_dataset(values: dict[str, Any]) -> str:
     """The dataset that a checkpoint was trained on; NAME where it does not say."""
     config = values.get("config")
     name = config.get("dataset") if isinstance(config, dict) else None
-    if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+    if isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
         return name
     return "NAME"
 
