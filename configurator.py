@@ -275,7 +275,7 @@ def read_arguments(
     if positional != "config":
         given[positional] = Given(files, COMMAND_LINE)
         files = []
-    settings = [setting for path in files for setting in _read_settings(path).values()]
+    settings = [setting for path in files for setting in read_settings(path).values()]
     settings += typed.values()
     _check_names(settings, flags)
     for setting in settings:
@@ -320,9 +320,12 @@ def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
         lines += nanogpt.find_base(settings)
         advice |= nanogpt.find_changes(settings)
     for setting in settings:
-        text = advice.get((source_of(setting.where), setting.name))
-        if text:
-            lines.append(f"{_label(setting, flags)} ({text})")
+        kind = "" if setting.name in flags else "unknown "
+        label = f"{setting.where}: {kind}key {setting.name}"
+        if setting.where == COMMAND_LINE:
+            label = f"{kind}flag --{setting.name}"
+        if text := advice.get((source_of(setting.where), setting.name)):
+            lines.append(f"{label} ({text})")
         elif setting.problem:
             lines.append(setting.problem)
     if len(lines) > MAX_MISTAKES:
@@ -332,16 +335,8 @@ def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
 
 
 def source_of(where: str) -> str:
-    """The file in "config/x.py:12"; of COMMAND_LINE itself."""
+    """The file in "config/x.py:12"; COMMAND_LINE of itself."""
     return where.rpartition(":")[0] or where
-
-
-def _label(setting: Setting, flags: dict[str, Flag]) -> str:
-    """The beginning of a line about a name: "config/x.py:12: unknown key sead"."""
-    kind = "" if setting.name in flags else "unknown "
-    if setting.where == COMMAND_LINE:
-        return f"{kind}flag --{setting.name}"
-    return f"{setting.where}: {kind}key {setting.name}"
 
 
 def _readings(text: str) -> list[Value]:
@@ -368,18 +363,7 @@ def _hint(setting: Setting, flags: dict[str, Flag]) -> str:
 # ------------------------------------------------------------------------------------- config files
 
 
-def read_file(path: str) -> dict[str, Given]:
-    """The keys of a config file and its bases, with values as they stand there.
-
-    Raises ConfigError where one of them is no config file."""
-    settings = _read_settings(path).values()
-    problems = [setting.problem for setting in settings if setting.problem]
-    if problems:
-        raise ConfigError(*problems)
-    return {s.name: Given(s.readings[0], s.where) for s in settings if s.name}
-
-
-def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
+def read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
     """The lines of a file and its bases, by the name that they assign, else by their place.
     `above`: the files that this one is a base of."""
     source, body = _parse(path)
@@ -387,7 +371,7 @@ def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]
     match body:
         case [ast.Assign(targets=[ast.Name("base")], value=ast.Constant(str())) as line, *body]:
             base = _find_base(line, path, above)
-            settings = _read_settings(base, (path, *above))
+            settings = read_settings(base, (path, *above))
     own = set()
     for node in body:
         where = f"{path}:{node.lineno}"

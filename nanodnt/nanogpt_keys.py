@@ -54,33 +54,34 @@ Values = dict[str, int | None]  # {name: a whole number or truth value; None for
 def find_base(settings: list[Setting]) -> list[str]:
     """The line of an error message that asks for BASE before all files; none where it is there, or
     where only the flags are nanoGPT's, after a file of ours."""
-    sources = [source_of(setting.where) for setting in settings]
-    theirs = [source for source, s in zip(sources, settings, strict=True) if s.name in KEYS]
-    first = sources[0]
-    if not theirs or BASE in [Path(source).resolve() for source in sources]:
+    first = settings[0].where
+    file = source_of(first)
+    theirs = [source_of(setting.where) for setting in settings if setting.name in KEYS]
+    has_base = any(_is_base(source_of(setting.where)) for setting in settings)
+    if has_base or not theirs or theirs[0] == COMMAND_LINE != file:
         return []
-    if first != COMMAND_LINE == theirs[0]:
-        return []
-    if first == theirs[0] != COMMAND_LINE:
-        path = os.path.relpath(BASE, os.path.dirname(first) or ".")
-        return [f'{settings[0].where}: above this line write `base = "{path}"`: {REASON}']
+    if theirs[0] == file != COMMAND_LINE:
+        path = os.path.relpath(BASE, os.path.dirname(file) or ".")
+        return [f'{first}: above this line write `base = "{path}"`: {REASON}']
     return [f"name {os.path.relpath(BASE)} first on the command line: {REASON}"]
+
+
+def _is_base(source: str) -> bool:
+    return Path(source).resolve() == BASE
 
 
 def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
     """{(source, name): advice}: every change of a line or flag that makes this nanoGPT's run; none
     where no name is nanoGPT's."""
     changes = {}
-    if not KEYS.keys() & {setting.name for setting in settings}:
-        return changes
     current = dict(DEFAULTS)
+    any_keys = KEYS.keys() & {setting.name for setting in settings}
     for source, lines in groupby(settings, key=lambda setting: source_of(setting.where)):
         own = {line.name: read_value(line) for line in lines}
-        if Path(source).resolve() == BASE:
-            current = dict(DEFAULTS)
-            continue
         current |= own
-        if source == COMMAND_LINE or KEYS.keys() & own.keys():
+        if _is_base(source):
+            current = dict(DEFAULTS)
+        elif KEYS.keys() & own.keys() or (any_keys and source == COMMAND_LINE):
             for name, advice in change_source(own, current, source).items():
                 changes[source, name] = advice
         elif "batch_size" in own:  # a file of ours, which has the whole batch
@@ -101,7 +102,7 @@ def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
     for flag, (keys, reason) in PRODUCTS.items():
         values = [current[key] for key in keys]
         name = next((key for key in keys if key in own), None)
-        if name is None or None in values:
+        if not name or None in values:
             continue
         value = math.prod(values)
         if flag == "schedule":

@@ -77,8 +77,8 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
 
 
 def read_config(model_args: dict[str, Any]) -> GPTConfig:
-    """The GPTConfig of nanoGPT's `model_args`. KeyError where one is missing, ValueError where it is
-    not allowed."""
+    """The GPTConfig of nanoGPT's `model_args`. KeyError where one is missing, ValueError where one
+    is not allowed."""
     sizes = {name: model_args[name] for name in SIZES}
     flags = FAMILY.flags | sizes | dict(mlp="gelu_erf", norm_eps=1e-5)
     flags["bias"] = model_args.get("bias", True)  # the first versions always had biases

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from configurator import configure, read_file
+from configurator import configure
 from model import GPT, GPTConfig
 from nanodnt.bench import nanogpt
 from nanodnt.engine import Trainer, accumulate, set_learning_rates, training_step
@@ -19,6 +19,7 @@ from nanodnt.nanogpt_keys import KEYS
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.nanogpt import their_name
+from support.pages import keys_of
 from support.runs import ROOT
 
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
@@ -193,7 +194,7 @@ def test_its_network_sets_every_flag_but_sizes():
     """So that it can stand after any config of text."""
     sizes = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout"}
     of_images = {"image_size", "channels", "n_class", "pool"}
-    keys = read_file(str(NANO / "network.py"))
+    keys = keys_of(NANO / "network.py")
     assert {f.name for f in fields(GPTConfig)} - keys.keys() == sizes | of_images
 
 
