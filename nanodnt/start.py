@@ -181,9 +181,7 @@ def start_from_pretrained(
     print_changes(title, asdict(model_config), asdict(start.model.config), env)
     env.print(f"weights: {source}{pretrained.about}")
     if not start.meta:
-        env.note(
-            f"note: {source} has no tokenizer; its tokens are taken to be those of {dataset}"
-        )
+        env.note(f"note: {source} has no tokenizer; its tokens are taken to be those of {dataset}")
     return start
 
 
