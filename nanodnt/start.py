@@ -131,7 +131,8 @@ def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: boo
     earlier = fingerprint(out_dir)
     if resumes and not earlier:
         other = "name another --out_dir, or start a new run there with --init_from=scratch"
-        other += f", or with --init_from={out_dir} from nanoGPT's ckpt.pt in it"
+        if (out_dir / "ckpt.pt").is_file():
+            other = f"nanoGPT's ckpt.pt there starts a run with --init_from={out_dir}"
         raise ValueError(f"nothing to resume in {out_dir} (no last.pt or prev.pt): {other}")
     if not resumes and (not earlier or overwrite or eval_only):
         return

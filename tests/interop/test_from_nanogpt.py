@@ -247,6 +247,13 @@ def test_what_is_no_checkpoint_of_nanogpt(theirs, dataset, tmp_path, monkeypatch
         hostile.assert_refused(hostile.call(train.main, *flags), ["interop/"])
 
 
+def test_its_folder_is_no_run_but_says_what_to_do(theirs, dataset, tmp_path):
+    out = shutil.copytree(theirs[0] / "out", tmp_path / "out")
+    flags = runs.flags(dataset=dataset, out_dir=out, init_from="resume")
+    for outcome in (hostile.call(train.main, *flags), hostile.call(sample.main, out_dir=out)):
+        hostile.assert_refused(outcome, ["nanoGPT's ckpt.pt there", f"--init_from={out}"])
+
+
 def change(part, **values):
     """Change entries of a part of the checkpoint ("" = of itself); None removes one."""
 
