@@ -251,7 +251,7 @@ class Setting(NamedTuple):
     """A line of a config file, or a flag of the command line."""
 
     name: str | None  # None for a line that sets no flag
-    readings: list[Value]  # what its value can mean, first as it is written
+    readings: list[Value]  # what its value can mean: first as it is written, a number last
     where: str  # as in `Given`
     problem: str = ""  # why the line is no data
 
@@ -347,6 +347,7 @@ def _readings(text: str) -> list[Value]:
     for number in NUMBERS:
         with suppress(ValueError):
             readings.append(number(text))
+            break
     return readings
 
 

@@ -8,7 +8,7 @@ import os
 from itertools import groupby
 from pathlib import Path
 
-from configurator import COMMAND_LINE, Setting, source_of
+from configurator import COMMAND_LINE, Setting, Value, source_of
 
 BASE = Path(__file__).resolve().parents[1] / "config" / "nanogpt" / "gpt2.py"
 REASON = "nanoGPT's network, and its defaults for all that is not set"
@@ -48,7 +48,7 @@ PRODUCTS = {
     "warmup_iters": (("warmup_iters", "decay_lr"), DECAY),
 }
 
-Values = dict[str, int | None]  # {name: a whole number or truth value; None for anything else}
+Values = dict[str, Value]  # {name: value}
 
 
 def find_base(settings: list[Setting]) -> list[str]:
@@ -77,7 +77,7 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
     current = dict(DEFAULTS)
     any_keys = KEYS.keys() & {setting.name for setting in settings}
     for source, lines in groupby(settings, key=lambda setting: source_of(setting.where)):
-        own = {line.name: read_value(line) for line in lines}
+        own = {line.name: line.readings[-1] for line in lines}
         current |= own
         if _is_base(source):
             current = dict(DEFAULTS)
@@ -89,12 +89,6 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
     return changes
 
 
-def read_value(setting: Setting) -> int | None:
-    """The whole number or truth value that a setting can mean."""
-    readings = {type(value): value for value in setting.readings}
-    return readings.get(int, readings.get(bool))
-
-
 def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
     """{name: advice} for the names of one source. `current`: the values after it, and DEFAULTS."""
     flags = {}  # {name: {flag in place of it: value}}
@@ -102,7 +96,7 @@ def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
     for flag, (keys, reason) in PRODUCTS.items():
         values = [current[key] for key in keys]
         name = next((key for key in keys if key in own), None)
-        if not name or None in values:
+        if not name or not all(isinstance(value, int) for value in values):
             continue
         value = math.prod(values)
         if flag == "schedule":

@@ -14,14 +14,7 @@ from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.files import reason_of
-from nanodnt.run.checkpoints import (
-    fingerprint,
-    is_count,
-    is_nanogpt,
-    is_number,
-    load_file,
-    verify_records,
-)
+from nanodnt.run.checkpoints import fingerprint, is_count, is_nanogpt, load_file, verify_records
 from nanodnt.weights import Pretrained
 
 FAMILY = GPT2._replace(transposed=False)
@@ -51,14 +44,14 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
         step = values["iter_num"]
         if not is_count(step):
             raise ValueError("its iter_num is no number of steps")
-        val_loss = torch.as_tensor(values.get("best_val_loss", NOT_EVALUATED)).item()
+        val_loss = float(values["best_val_loss"])
     except ValueError as e:
         raise ValueError(f"{path} cannot be used: {e}") from None
     except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:
         reason = f"{type(e).__name__}: {reason_of(e)[:100]}"
         raise ValueError(f"{path} cannot be used: it is damaged ({reason})") from None
     about = f", nanoGPT's step {step}"
-    if is_number(val_loss) and val_loss < NOT_EVALUATED:
+    if val_loss < NOT_EVALUATED:
         about += f", its validation loss {val_loss:.4f}"
     about += "; the moments of its AdamW are not taken over"
     dataset = name_of_dataset(values)
