@@ -1,7 +1,7 @@
 """The settings of a nanoGPT config, written as flags of this repository. configurator.py loads this
-file for an error message only. `Setting` is its class; a source is a file, or the command line.
+file for an error message only. A source is a file, or the command line.
 
-A file with one of KEYS is one of nanoGPT, and so are the flags where there is such a key."""
+A file with one of KEYS is nanoGPT's. The flags are, if any source has one."""
 
 import math
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 from configurator import COMMAND_LINE, Setting, Value, source_of
 
 BASE = Path(__file__).resolve().parents[1] / "config" / "nanogpt" / "gpt2.py"
-REASON = "nanoGPT's network, and its defaults for all that is not set"
 
 # Keys of nanoGPT's train.py that are no flags: advice where nothing can be computed.
 KEYS = {
@@ -31,9 +30,9 @@ DEFAULTS = {
     "warmup_iters": 2000,
     "decay_lr": True,
 }
+DECAY = "decay_lr is the cosine after a warm-up; without it the rate is constant"
 # {flag: the keys that it is the product of, and the reason, {} for these factors}. It is written in
 # place of the first of these keys that a source sets.
-DECAY = "decay_lr is the cosine after a warm-up; without it the rate is constant"
 PRODUCTS = {
     "batch_size": (
         ("batch_size", "gradient_accumulation_steps"),
@@ -44,7 +43,7 @@ PRODUCTS = {
         ("eval_iters", "batch_size", "block_size"),
         "{} validation tokens an evaluation",
     ),
-    "schedule": (("decay_lr",), DECAY),  # of 1 and 0
+    "schedule": (("decay_lr",), DECAY),  # True: cosine, False: constant
     "warmup_iters": (("warmup_iters", "decay_lr"), DECAY),
 }
 
@@ -60,10 +59,11 @@ def find_base(settings: list[Setting]) -> list[str]:
     has_base = any(_is_base(source_of(setting.where)) for setting in settings)
     if has_base or not theirs or theirs[0] == COMMAND_LINE != file:
         return []
+    change = f"name {os.path.relpath(BASE)} first on the command line"
     if theirs[0] == file != COMMAND_LINE:
         path = os.path.relpath(BASE, os.path.dirname(file) or ".")
-        return [f'{first}: above this line write `base = "{path}"`: {REASON}']
-    return [f"name {os.path.relpath(BASE)} first on the command line: {REASON}"]
+        change = f'{first}: above this line write `base = "{path}"`'
+    return [f"{change}: nanoGPT's network, and its defaults for all that is not set"]
 
 
 def _is_base(source: str) -> bool:

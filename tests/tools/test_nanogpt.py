@@ -177,7 +177,6 @@ def test_its_initial_weights_are_nanogpts():
             continue
         std = 0.02 / math.sqrt(6) if re.search(r"\.(o|down)\.", name) else 0.02
         assert abs(p.std() / std - 1) < 4.5 / math.sqrt(2 * p.numel()), name
-        assert abs(p.mean() / std) < 4.5 / math.sqrt(p.numel()), name
 
 
 def test_its_network_sets_every_flag_but_sizes():
@@ -289,7 +288,6 @@ PORTED = {  # text of a file, flags, and the number of changes
     "its README's, for a CPU": (SHAKESPEARE, CPU, 6),
     "finetune_shakespeare": (FINETUNE, "", 8),
     "eval_gpt2": (EVAL, "", 3),
-    "eval_gpt2_medium": (EVAL.replace("'gpt2'", "'gpt2-medium'"), "", 3),
     "two GPUs": (GPT2, "--gradient_accumulation_steps=2 --backend=gloo", 7),
     "another batch": (GPT2, "--batch_size=3", 6),
     "a width": ('"""Mine."""\nn_embd = 96\nbackend = ""\n', "--block_size=32 --decay_lr=True", 4),
