@@ -37,10 +37,8 @@ COMMAND_LINE = "command line"
 CHOSEN = "chosen"  # what the program sets itself, in `describe`
 LAST = {COMMAND_LINE: 1, CHOSEN: 2}  # order of sources in `describe`: files are first
 
-# {a flag: a module that knows the names of another program, for commands with this flag}. Its
-# find_changes(settings) returns {(source, name): what to write instead}; the name "base" stands for
-# a line above those of its source.
-TRANSLATORS = {"eval_tokens": "nanodnt.nanogpt_keys"}
+# The module that knows nanoGPT's names. It is loaded for an error message of a command that trains.
+NANOGPT_KEYS = "nanodnt.nanogpt_keys"
 # Other names that are no flag here, and what to do instead.
 ADVICE = {
     "report": "analyze.py writes report.md where several runs are named",
@@ -152,11 +150,6 @@ class Given(NamedTuple):
     value: Any
     where: str  # "config/x.py:12" or "command line"
 
-    @property
-    def file(self) -> str:
-        """`where`, without the number of the line."""
-        return self.where.rpartition(":")[0] or self.where
-
 
 class Flag(NamedTuple):
     """A field of a dataclass, as a flag."""
@@ -229,10 +222,10 @@ def describe(*instances: Any, given: dict[str, Given]) -> str:
     """The settings that are not at their default, as text, by the file that sets them (`given`, of
     `configure`); then all of the command line; then what the program has chosen."""
     values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
-    words = {setting.file: [] for setting in given.values()}
+    words = {source_of(setting.where): [] for setting in given.values()}
     for name, flag in read_flags(*map(type, instances)).items():
         value = values[flag.field]
-        source = given[name].file if name in given else CHOSEN
+        source = source_of(given[name].where) if name in given else CHOSEN
         if value == flag.default and source != COMMAND_LINE:
             continue
         if isinstance(value, float):
@@ -252,14 +245,9 @@ class Setting(NamedTuple):
     """A line of a config file, or a flag of the command line."""
 
     name: str | None  # None for a line that sets no flag
-    readings: list[Value]  # what its value can mean, first as it is written
+    readings: list[Value]  # what its value can mean: first as it is written, a number last
     where: str  # as in `Given`
     problem: str = ""  # why the line is no data
-
-    @property
-    def source(self) -> str:
-        """A file, or COMMAND_LINE."""
-        return self.where.rpartition(":")[0] or self.where
 
 
 class Arguments(NamedTuple):
@@ -281,7 +269,7 @@ def read_arguments(
     if positional != "config":
         given[positional] = Given(files, COMMAND_LINE)
         files = []
-    settings = [setting for path in files for setting in _read_settings(path).values()]
+    settings = [setting for path in files for setting in read_settings(path).values()]
     settings += typed.values()
     _check_names(settings, flags)
     for setting in settings:
@@ -318,30 +306,32 @@ def _split_arguments(argv: list[str], flags: dict[str, Flag]) -> Arguments:
 
 
 def _check_names(settings: list[Setting], flags: dict[str, Flag]) -> None:
-    """Raise ConfigError with all lines that are no data and all names that are no flag, and with
-    what TRANSLATORS say about them."""
-    unknown = [s for s in settings if s.name is not None and s.name not in flags]
-    advice = {(s.source, s.name): _hint(s, flags) for s in unknown}
-    for flag, module in TRANSLATORS.items():
-        if unknown and flag in flags:
-            advice |= import_module(module).find_changes(settings)
+    """Raise ConfigError with all names that are no flag and all lines that are no data."""
     lines = []
+    unknown = [s for s in settings if s.name is not None and s.name not in flags]
+    advice = {(source_of(s.where), s.name): _hint(s, flags) for s in unknown}
+    if unknown and "eval_tokens" in flags:  # a command that trains
+        nanogpt = import_module(NANOGPT_KEYS)
+        lines += nanogpt.find_base(settings)
+        advice |= nanogpt.find_changes(settings)
     for setting in settings:
-        where = setting.where
-        if above := advice.pop((setting.source, "base"), None):
-            lines.append(f"{where}: {above}")
-        text = advice.get((setting.source, setting.name))
         kind = "" if setting.name in flags else "unknown "
-        if text and where == COMMAND_LINE:
-            lines.append(f"{kind}flag --{setting.name} ({text})")
-        elif text:
-            lines.append(f"{where}: {kind}key {setting.name} ({text})")
+        label = f"{setting.where}: {kind}key {setting.name}"
+        if setting.where == COMMAND_LINE:
+            label = f"{kind}flag --{setting.name}"
+        if text := advice.get((source_of(setting.where), setting.name)):
+            lines.append(f"{label} ({text})")
         elif setting.problem:
             lines.append(setting.problem)
     if len(lines) > MAX_MISTAKES:
         lines[MAX_MISTAKES:] = [f"and {len(lines) - MAX_MISTAKES} more"]
     if lines:
         raise ConfigError(*lines)
+
+
+def source_of(where: str) -> str:
+    """The file in "config/x.py:12"; COMMAND_LINE of itself."""
+    return where.rpartition(":")[0] or where
 
 
 def _readings(text: str) -> list[Value]:
@@ -352,6 +342,7 @@ def _readings(text: str) -> list[Value]:
     for number in NUMBERS:
         with suppress(ValueError):
             readings.append(number(text))
+            break
     return readings
 
 
@@ -368,18 +359,7 @@ def _hint(setting: Setting, flags: dict[str, Flag]) -> str:
 # ------------------------------------------------------------------------------------- config files
 
 
-def read_file(path: str) -> dict[str, Given]:
-    """The keys of a config file and its bases, with values as they stand there.
-
-    Raises ConfigError where one of them is no config file."""
-    settings = _read_settings(path).values()
-    problems = [setting.problem for setting in settings if setting.problem]
-    if problems:
-        raise ConfigError(*problems)
-    return {s.name: Given(s.readings[0], s.where) for s in settings if s.name}
-
-
-def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
+def read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
     """The lines of a file and its bases, by the name that they assign, else by their place.
     `above`: the files that this one is a base of."""
     source, body = _parse(path)
@@ -387,7 +367,7 @@ def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]
     match body:
         case [ast.Assign(targets=[ast.Name("base")], value=ast.Constant(str())) as line, *body]:
             base = _find_base(line, path, above)
-            settings = _read_settings(base, (path, *above))
+            settings = read_settings(base, (path, *above))
     own = set()
     for node in body:
         where = f"{path}:{node.lineno}"

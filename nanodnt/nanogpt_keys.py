@@ -1,19 +1,14 @@
-"""The settings of a nanoGPT config, written as flags of this repository.
+"""The settings of a nanoGPT config, written as flags of this repository. configurator.py loads this
+file for an error message only. A source is a file, or the command line.
 
-    batch_size      nanoGPT's batch_size · gradient_accumulation_steps
-    eval_tokens     eval_iters · nanoGPT's batch_size · block_size
-    schedule        constant, without warm-up, where decay_lr is False
-
-configurator.py loads this file for an error message only.
-"""
+A file with one of KEYS is nanoGPT's. The flags are, if any source has one."""
 
 import math
 import os
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from configurator import COMMAND_LINE, Setting
+from configurator import COMMAND_LINE, Setting, Value, source_of
 
 BASE = Path(__file__).resolve().parents[1] / "config" / "nanogpt" / "gpt2.py"
 
@@ -24,7 +19,7 @@ KEYS = {
     "wandb_run_name": "remove it: the run is named after out_dir",
     "gradient_accumulation_steps": "remove it: batch_size counts all sequences of a step",
     "eval_iters": "set eval_tokens, the validation tokens of an evaluation",
-    "decay_lr": "remove it; if it is False, set schedule=constant and warmup_iters=0",
+    "decay_lr": "set schedule=cosine, or schedule=constant and warmup_iters=0",
 }
 # nanoGPT's defaults of the keys that flags are computed from.
 DEFAULTS = {
@@ -32,43 +27,61 @@ DEFAULTS = {
     "gradient_accumulation_steps": 40,  # micro batches of a step, over all devices
     "eval_iters": 200,  # micro batches of an evaluation
     "block_size": 1024,
+    "warmup_iters": 2000,
     "decay_lr": True,
 }
-# {flag: its factors among these keys, and what it counts}. The flag takes the place of the first of
-# them that is set.
+DECAY = "decay_lr is the cosine after a warm-up; without it the rate is constant"
+# {flag: the keys that it is the product of, and the reason, {} for these factors}. It is written in
+# place of the first of these keys that a source sets.
 PRODUCTS = {
     "batch_size": (
         ("batch_size", "gradient_accumulation_steps"),
-        "sequences a step, over all devices",
+        "{} sequences a step, over all devices",
     ),
-    "block_size": (("block_size",), "tokens"),
+    "block_size": (("block_size",), "{} tokens"),
     "eval_tokens": (
         ("eval_iters", "batch_size", "block_size"),
-        "validation tokens an evaluation",
+        "{} validation tokens an evaluation",
     ),
+    "schedule": (("decay_lr",), DECAY),  # True: cosine, False: constant
+    "warmup_iters": (("warmup_iters", "decay_lr"), DECAY),
 }
 
-Values = dict[str, Any]  # {name: value as it is written}
+Values = dict[str, Value]  # {name: value}
+
+
+def find_base(settings: list[Setting]) -> list[str]:
+    """The line of an error message that asks for BASE before all files; none where it is there, or
+    where only the flags are nanoGPT's, after a file of ours."""
+    first = settings[0].where
+    file = source_of(first)
+    theirs = [source_of(setting.where) for setting in settings if setting.name in KEYS]
+    has_base = any(_is_base(source_of(setting.where)) for setting in settings)
+    if has_base or not theirs or theirs[0] == COMMAND_LINE != file:
+        return []
+    change = f"name {os.path.relpath(BASE)} first on the command line"
+    if theirs[0] == file != COMMAND_LINE:
+        path = os.path.relpath(BASE, os.path.dirname(file) or ".")
+        change = f'{first}: above this line write `base = "{path}"`'
+    return [f"{change}: nanoGPT's network, and its defaults for all that is not set"]
+
+
+def _is_base(source: str) -> bool:
+    return Path(source).resolve() == BASE
 
 
 def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
-    """{(source, name): advice}: every change that makes this nanoGPT's run; none, if no name is
-    nanoGPT's. A file that has a key of nanoGPT is one of nanoGPT, and so are the flags."""
+    """{(source, name): advice}: every change of a line or flag that makes this nanoGPT's run; none
+    where no name is nanoGPT's."""
     changes = {}
-    if not KEYS.keys() & {setting.name for setting in settings}:
-        return changes
     current = dict(DEFAULTS)
-    for source, lines in groupby(settings, key=lambda setting: setting.source):
-        own = {line.name: line.readings[0] for line in lines}
-        if Path(source).resolve() == BASE:
-            continue
-        current.update(own)
-        has_keys = bool(KEYS.keys() & own.keys())
-        if has_keys and source == settings[0].source != COMMAND_LINE:
-            path = os.path.relpath(BASE, os.path.dirname(source) or ".")
-            reason = "nanoGPT's network, and its defaults for all that is not set"
-            changes[source, "base"] = f'above this line write `base = "{path}"`: {reason}'
-        if has_keys or source == COMMAND_LINE:
+    any_keys = KEYS.keys() & {setting.name for setting in settings}
+    for source, lines in groupby(settings, key=lambda setting: source_of(setting.where)):
+        own = {line.name: line.readings[-1] for line in lines}
+        current |= own
+        if _is_base(source):
+            current = dict(DEFAULTS)
+        elif KEYS.keys() & own.keys() or (any_keys and source == COMMAND_LINE):
             for name, advice in change_source(own, current, source).items():
                 changes[source, name] = advice
         elif "batch_size" in own:  # a file of ours, which has the whole batch
@@ -78,32 +91,23 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
 
 def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
     """{name: advice} for the names of one source. `current`: the values after it, and DEFAULTS."""
+    flags = {}  # {name: {flag in place of it: value}}
+    reasons = {}
+    for flag, (keys, reason) in PRODUCTS.items():
+        values = [current[key] for key in keys]
+        name = next((key for key in keys if key in own), None)
+        if not name or not all(isinstance(value, int) for value in values):
+            continue
+        value = math.prod(values)
+        if flag == "schedule":
+            value = "cosine" if value else "constant"
+        flags.setdefault(name, {})[flag] = value
+        reasons[name] = reason.format(" × ".join(map(str, values)))
     advice = {name: text for name, text in KEYS.items() if name in own}
-    written = {}  # {name: flags in place of it}
-    for flag, (factors, unit) in PRODUCTS.items():
-        name = next((factor for factor in factors if factor in own), "")
-        values = [current[factor] for factor in factors]
-        number = multiply(values)
-        if name and number is not None:
-            written.setdefault(name, {})[flag] = number
-            advice[name] = f"{' × '.join(map(str, values))} {unit}"
-    if str(current["decay_lr"]) == "False":
-        written["decay_lr"] = {"schedule": "constant", "warmup_iters": 0}
-        advice["decay_lr"] = "the same learning rates"
-        advice["warmup_iters"] = "remove it: nanoGPT has no warm-up with decay_lr=False"
-    for name, flags in written.items():
-        code = "; ".join(f"{flag} = {value!r}" for flag, value in flags.items())
+    for name, values in flags.items():
+        code = "; ".join(f"{flag} = {value!r}" for flag, value in values.items())
         if source == COMMAND_LINE:
-            code = " ".join(f"--{flag}={value}" for flag, value in flags.items())
-        advice[name] = f"write `{code}`: {advice[name]}"
-        if flags == {name: multiply([current[name]])}:
-            del advice[name]  # it means the same here
+            code = " ".join(f"--{flag}={value}" for flag, value in values.items())
+        if values != {name: own[name]}:  # else it means the same here
+            advice[name] = f"write `{code}`: {reasons[name]}"
     return advice
-
-
-def multiply(values: list[Any]) -> int | None:
-    """The product of whole numbers, or of their texts; None if one is none."""
-    try:
-        return math.prod(map(int, values))
-    except (TypeError, ValueError):
-        return None

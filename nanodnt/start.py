@@ -131,6 +131,8 @@ def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: boo
     earlier = fingerprint(out_dir)
     if resumes and not earlier:
         other = "name another --out_dir, or start a new run there with --init_from=scratch"
+        if (out_dir / "ckpt.pt").is_file():
+            other = f"nanoGPT's ckpt.pt there starts a run with --init_from={out_dir}"
         raise ValueError(f"nothing to resume in {out_dir} (no last.pt or prev.pt): {other}")
     if not resumes and (not earlier or overwrite or eval_only):
         return
@@ -180,9 +182,7 @@ def start_from_pretrained(
     print_changes(title, asdict(model_config), asdict(start.model.config), env)
     env.print(f"weights: {source}{pretrained.about}")
     if not start.meta:
-        env.note(
-            f"note: {source} has no tokenizer.json; its tokens are taken to be those of {dataset}"
-        )
+        env.note(f"note: {source} has no tokenizer; its tokens are taken to be those of {dataset}")
     return start
 
 

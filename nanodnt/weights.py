@@ -94,6 +94,8 @@ def load_trained(out_dir: Path | str, checkpoint: str) -> Trained:
         fix = "name the --out_dir of a run"
         if names := sorted(fingerprint(path.parent)):
             fix = f"in {path.parent}: {', '.join(names)} (choose with --checkpoint)"
+        elif (path.parent / "ckpt.pt").is_file():
+            fix = f"nanoGPT's ckpt.pt there is read with --init_from={path.parent}"
         raise ValueError(f"there is no checkpoint {path}; {fix}")
     content = load_checkpoint(path, parts=("model",))
     reads = task_of(content["model_config"]).reads

@@ -302,8 +302,14 @@ def tensors_from_theirs(
     tensors: dict[str, Tensor], config: GPTConfig, family: Family
 ) -> dict[str, Tensor]:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the
-    vocabulary are zero. ValueError, which names the tensor, where one is missing, of another shape,
-    or not known."""
+    vocabulary are zero. ValueError, which names the tensor, where one is missing, of another shape
+    or kind, or not known."""
+    if len(tensors) < config.n_layer:  # before building so many layers, which could take minutes
+        raise ValueError(f"it has {len(tensors)} tensors, too few for {config.n_layer} layers")
+    for name, tensor in tensors.items():
+        numbers = tensor.is_floating_point() and tensor.layout == torch.strided
+        if not numbers or tensor.is_meta:
+            raise ValueError(f"the tensor {name[:100]} is not one of floating-point numbers")
     wanted = GPT.empty(config).state_dict()
     left = dict(tensors)
     weights = {}
@@ -329,7 +335,7 @@ def tensors_from_theirs(
             n_padding = len(wanted[name]) - length
             weights[name] = F.pad(part, (0, 0, 0, n_padding)) if n_padding else part
     if left:
-        raise ValueError(f"the tensor {min(left)} is unknown")
+        raise ValueError(f"the tensor {min(left)[:100]} is unknown")
     return weights
 
 

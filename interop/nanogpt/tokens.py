@@ -12,7 +12,7 @@ from nanodnt.data.meta import Meta
 from nanodnt.data.tokenizer import Tokenizer, check_tokenizer
 from nanodnt.prepare import shards
 
-MAX_PICKLE = 1 << 24  # bytes of a meta.pkl; an alphabet of all of Unicode has as many
+MAX_PICKLE = 1 << 22  # bytes of a meta.pkl; all characters of Unicode take less
 HEAD = 4096  # bytes that show whether a file is text
 NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 

@@ -14,14 +14,7 @@ from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.files import reason_of
-from nanodnt.run.checkpoints import (
-    fingerprint,
-    is_count,
-    is_nanogpt,
-    is_number,
-    load_file,
-    verify_records,
-)
+from nanodnt.run.checkpoints import fingerprint, is_count, is_nanogpt, load_file, verify_records
 from nanodnt.weights import Pretrained
 
 FAMILY = GPT2._replace(transposed=False)
@@ -51,14 +44,14 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
         step = values["iter_num"]
         if not is_count(step):
             raise ValueError("its iter_num is no number of steps")
-        val_loss = torch.as_tensor(values.get("best_val_loss", NOT_EVALUATED)).item()
+        val_loss = float(values["best_val_loss"])
     except ValueError as e:
         raise ValueError(f"{path} cannot be used: {e}") from None
     except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as e:
         reason = f"{type(e).__name__}: {reason_of(e)[:100]}"
         raise ValueError(f"{path} cannot be used: it is damaged ({reason})") from None
     about = f", nanoGPT's step {step}"
-    if is_number(val_loss) and val_loss < NOT_EVALUATED:
+    if val_loss < NOT_EVALUATED:
         about += f", its validation loss {val_loss:.4f}"
     about += "; the moments of its AdamW are not taken over"
     dataset = name_of_dataset(values)
@@ -77,10 +70,8 @@ def read_nanogpt(source: str, block_size: int = 0, dropout: float = 0.0) -> Pret
 
 
 def read_config(model_args: dict[str, Any]) -> GPTConfig:
-    """The GPTConfig of nanoGPT's `model_args`. ValueError where one is missing or not allowed."""
-    absent = [name for name in SIZES if name not in model_args]
-    if absent:
-        raise ValueError(f"its model_args lack {', '.join(absent)}")
+    """The GPTConfig of nanoGPT's `model_args`. KeyError where one is missing, ValueError where one
+    is not allowed."""
     sizes = {name: model_args[name] for name in SIZES}
     flags = FAMILY.flags | sizes | dict(mlp="gelu_erf", norm_eps=1e-5)
     flags["bias"] = model_args.get("bias", True)  # the first versions always had biases
@@ -106,7 +97,7 @@ def name_of_dataset(values: dict[str, Any]) -> str:
     """The dataset that a checkpoint was trained on; NAME where it does not say."""
     config = values.get("config")
     name = config.get("dataset") if isinstance(config, dict) else None
-    if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+    if isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
         return name
     return "NAME"
 

@@ -30,6 +30,9 @@ def _advise(name: str) -> str:
         return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
     if (DATA / name / "prepare.py").exists():
         return f"run `python data/{name}/prepare.py`"
+    if not folder_of(name).exists():
+        command = "python data/local/prepare.py --input=TEXT --tokenizer=gpt2"
+        return f"to make it of a text, run `{command} --name={shlex.quote(Path(name).name)}`"
     return "prepare it again"
 
 

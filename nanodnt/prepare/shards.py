@@ -88,13 +88,11 @@ def split(files: list[Path], val_fraction: float, vocab_size: int) -> Splits:
     The files with "val" in their names are held out; where there are none, or only such, the last
     `val_fraction` of all tokens."""
     shards = {file: read_ids(file, vocab_size) for file in files}
-    n_val_files = sum("val" in file.name for file in files)
-    if n_val_files in (0, len(files)):
-        return hold_out_end(list(shards.values()), val_fraction)
-    parts = {"train": [], "val": []}
-    for file, ids in shards.items():
-        parts["val" if "val" in file.name else "train"].append(ids)
-    return parts
+    train = [ids for file, ids in shards.items() if "val" not in file.name]
+    val = [ids for file, ids in shards.items() if "val" in file.name]
+    if train and val:
+        return {"train": train, "val": val}
+    return hold_out_end(train + val, val_fraction)
 
 
 def hold_out_end(shards: list[np.ndarray], val_fraction: float) -> Splits:

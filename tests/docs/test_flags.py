@@ -7,13 +7,12 @@ import re
 
 import pytest
 
-from configurator import read_file
 from layers import rules
 from layers.roles import ROLES
 from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.models import places_of, refusals
-from support.pages import FLAGS, ROOT, load, outline, rows_with
+from support.pages import FLAGS, ROOT, keys_of, load, outline, rows_with
 
 pytestmark = pytest.mark.house
 PAGES = {
@@ -196,9 +195,9 @@ def test_blockwise_ratios_are_the_config_files():
     assert len(rows) == 8
     for row in rows:
         path = re.fullmatch(r"\[\w+\]\(\.\./(config/blockwise/\w+\.py)\)", row["overlay"])[1]
-        keys = read_file(str(ROOT / path))
+        keys = keys_of(ROOT / path)
         for block in ("emb", "qk", "ffn", "vo", "norm", "head"):
-            assert keys[f"lr_ratio_{block}"][0] == float(row[block]), (path, block)
+            assert keys[f"lr_ratio_{block}"] == float(row[block]), (path, block)
 
 
 @pytest.mark.parametrize(

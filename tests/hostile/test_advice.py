@@ -134,13 +134,3 @@ def test_a_checkpoint_that_exists_is_advised(world):
     assert_refused(outcome, ["--checkpoint"])
     for name in re.search(r": ([\w., ]+\.pt) \(choose", outcome.err)[1].split(", "):
         assert start(world, sample, f"--checkpoint={name}").code == 0
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_advised(world):
-    """ckpt.pt is nanoGPT's."""
-    for path in world.run.glob("*.pt"):
-        path.unlink()
-    (world.run / "ckpt.pt").touch()
-    outcome = start(world, sample, "")
-    assert_refused(outcome, ["best.pt", "name the --out_dir of a run"])
-    assert "ckpt" not in outcome.err

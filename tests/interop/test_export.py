@@ -432,4 +432,4 @@ def test_another_tokenizer_is_refused(tmp_path, capsys):
     for file in tokenizer_files(CHARS, 32):
         (theirs / file).unlink()
     assert run(**config) == 0
-    assert "has no tokenizer.json; its tokens are taken to be those of" in capsys.readouterr().out
+    assert "has no tokenizer; its tokens are taken to be those of" in capsys.readouterr().out

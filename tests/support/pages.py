@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.nn import Identity
 
-from configurator import read_arguments, read_flags
+from configurator import read_arguments, read_flags, read_settings
 from model import Block
 from nanodnt.optim import fill_defaults
 from nanodnt.tasks import fill_from_dataset, task_of
@@ -44,6 +44,12 @@ SCHEMAS = {
 }
 ALIASES = {"-m nanodnt.plan": "model.py"}
 WORDS = {"--plan"}  # of model.py, without a value
+
+
+def keys_of(path: Path) -> dict:
+    """The keys of a config file and its bases."""
+    settings = read_settings(str(path)).values()
+    return {s.name: s.readings[0] for s in settings if s.name}
 
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import bench
-from configurator import read_file
 from model import GPT, GPTConfig
 from nanodnt import optim
 from nanodnt.bench import __main__ as scripts
@@ -27,6 +26,7 @@ from nanodnt.data.windows import PreparedText
 from nanodnt.settings import TrainConfig
 from support.devices import CPU, bench_setting
 from support.images import encode, noise, write_dataset
+from support.pages import keys_of
 from support.runs import ROOT, call
 
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
@@ -179,8 +179,7 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
             statistics.median(v["rounds_s"])
         )
         assert v["tokens_per_s"] == pytest.approx(64 / v["step_s"])
-        flags = {k: value for k, (value, _) in read_file(path).items()}
-        model = GPT(GPTConfig(**SIZE, **flags))
+        model = GPT(GPTConfig(**SIZE, **keys_of(path)))
         assert v["flops_per_s"] == pytest.approx(model.flops_per_token() * v["tokens_per_s"])
         assert (
             v["mfu"] == pytest.approx(v["flops_per_s"] / 1e12)

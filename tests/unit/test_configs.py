@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 
-from configurator import configure, describe, read_file
+from configurator import configure, describe
 from layers import rules
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, split_batch, training_step
@@ -21,7 +21,7 @@ from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
-from support.pages import CONFIGS, ROOT, config, outline
+from support.pages import CONFIGS, ROOT, config, keys_of, outline
 
 pytestmark = pytest.mark.house
 FILES = {
@@ -30,7 +30,7 @@ FILES = {
 # ours; images, see below; nanoGPT's, see tests/tools/test_nanogpt.py
 OTHERS = r"moe/small$|claims/|studies/|vdnt/|.*/vit_|nanogpt/(gpt2|shakespeare_char)$"
 FILES = {name: path for name, path in FILES.items() if not re.match(OTHERS, name)}
-KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
+KEYS = {name: keys_of(path) for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
 OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
 OF_IMAGES = ["vdnt/large", "vdnt/huge", "dyt/vit_b", "dyt/vit_l", "lns/vit_s"]

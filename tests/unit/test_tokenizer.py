@@ -95,7 +95,7 @@ def test_what_is_not_prepared_names_its_command(monkeypatch, tmp_path):
     for name, advice in (
         ("pystdlib", "run `python data/pystdlib/prepare.py`;"),
         ("pystdlib_gpt2_4096", "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`;"),
-        ("mine", "prepare it again;"),
+        ("my text", "data/local/prepare.py --input=TEXT --tokenizer=gpt2 --name='my text'`;"),
     ):
         with pytest.raises(ValueError) as error:
             load_meta(name)
