@@ -56,8 +56,8 @@ ADVICE = {
     "the dataset",
 }
 ALLOWED = (
-    "a config file holds only name = expression of numbers, strings, True, False, None, "
-    "names assigned above, + - * / // % **: remove the line, or write the value"
+    "a config file is data: lines name = value, of numbers, strings, True, False, None, names "
+    "above and + - * / // % **; remove the line, or write the value"
 )
 ARITHMETIC = {
     ast.Add: operator.add,
@@ -404,7 +404,7 @@ def _read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]
                 case ast.Assign(targets=[ast.Name("base")]):
                     raise ConfigError("base names a file, in the first line")
                 case ast.Assign(targets=[ast.Name(name)]) if name in own:
-                    raise ConfigError(f"{name} is already set at {settings[name].where}")
+                    raise ConfigError(f"{name} is already set at {settings[name].where}: keep one")
                 case ast.Assign(targets=[ast.Name(name)], value=expression):
                     value = _evaluate(expression, settings)
                 case _:

@@ -222,7 +222,7 @@ NOT_OF_KEYS = {
     "out_dir = 3": ("3", "str"),
 }
 REASONS = {  # a line: why it is refused
-    "seed = 1; seed = 1": "seed is already set at c.py:3",
+    "seed = 1; seed = 1": "seed is already set at c.py:3: keep one",
     "out_dir = out": "out is not assigned above (a string needs quotes)",
     "seed = 1 / 0": "division by zero",
     "seed = 10 ** 300 * 10 ** 300": "the number is out of range",
