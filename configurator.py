@@ -237,16 +237,11 @@ def describe(*instances: Any, given: dict[str, Given]) -> str:
         if isinstance(value, float):
             value = f"{value:.10g}"  # 6e-05, and not 5.9999999999999995e-05
         settings.setdefault(source, []).append(f"{name}={_show(value)}")
-    lines = []
-    for source in sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE)):
-        line = f"{source}:"
-        for setting in settings[source]:
-            if len(line) + len(setting) > 100:
-                lines.append(line)
-                line = " "
-            line += f" {setting}"
-        lines.append(line)
-    return "\n".join(lines)
+    wrapper = textwrap.TextWrapper(
+        100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    order = sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE))
+    return "\n".join(wrapper.fill(" ".join([f"{name}:", *settings[name]])) for name in order)
 
 
 # --------------------------------------------------------------------------------- the command line
