@@ -56,8 +56,8 @@ ADVICE = {
     "the dataset",
 }
 ALLOWED = (
-    "a config file is data: lines name = value, of numbers, strings, True, False, None, names "
-    "above and + - * / // % **; remove the line, or write the value"
+    "a config file is data, lines name = value of numbers, strings, True, False, None, names above "
+    "and arithmetic: remove the line, or write the value"
 )
 ARITHMETIC = {
     ast.Add: operator.add,
