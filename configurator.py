@@ -224,24 +224,31 @@ def _make_instance(schema: type, given: dict[str, Given]) -> Any:
 
 
 def describe(*instances: Any, given: dict[str, Given]) -> str:
-    """The settings that are not at their default, and those of the command line, as text: by the
-    file or command line that sets them, of `given`, which `configure` returns; then those that the
-    program has chosen."""
+    """The settings that were not left at their default, as text: `given`, which `configure`
+    returns, by the file or command line that sets them; then those that the program has chosen."""
     values = {field.name: getattr(x, field.name) for x in instances for field in fields(x)}
     settings = {setting.file: [] for setting in given.values()}
     for name, flag in read_flags(*map(type, instances)).items():
         value = values[flag.field]
-        source = given[name].file if name in given else CHOSEN
-        if value == flag.default and source != COMMAND_LINE:
+        if name in given:
+            source = given[name].file
+        elif value != flag.default:
+            source = CHOSEN
+        else:
             continue
         if isinstance(value, float):
             value = f"{value:.10g}"  # 6e-05, and not 5.9999999999999995e-05
         settings.setdefault(source, []).append(f"{name}={_show(value)}")
-    wrapper = textwrap.TextWrapper(
-        100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    order = sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE))
-    return "\n".join(wrapper.fill(" ".join([f"{name}:", *settings[name]])) for name in order)
+    lines = []
+    for source in sorted(settings, key=lambda name: (name == CHOSEN, name == COMMAND_LINE)):
+        line = f"{source}:"
+        for setting in settings[source]:
+            if len(line) + len(setting) > 100:
+                lines.append(line)
+                line = " "
+            line += f" {setting}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------- the command line

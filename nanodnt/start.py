@@ -130,10 +130,7 @@ def check_out_dir(out_dir: Path, init_from: str, overwrite: bool, eval_only: boo
     resumes = init_from == "resume"
     earlier = fingerprint(out_dir)
     if resumes and not earlier:
-        other = (
-            "name another --out_dir, or start a new run there with --init_from=scratch, or "
-            "elsewhere from nanoGPT's ckpt.pt with --init_from=FOLDER"
-        )
+        other = "name another --out_dir, or start a new run there with --init_from=scratch"
         raise ValueError(f"nothing to resume in {out_dir} (no last.pt or prev.pt): {other}")
     if not resumes and (not earlier or overwrite or eval_only):
         return

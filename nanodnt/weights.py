@@ -91,7 +91,7 @@ def load_trained(out_dir: Path | str, checkpoint: str) -> Trained:
 
     path = Path(out_dir) / checkpoint
     if not path.exists():
-        fix = "name the --out_dir of a run, or with --init_from a folder of nanoGPT's ckpt.pt"
+        fix = "name the --out_dir of a run"
         if names := sorted(fingerprint(path.parent)):
             fix = f"in {path.parent}: {', '.join(names)} (choose with --checkpoint)"
         raise ValueError(f"there is no checkpoint {path}; {fix}")

@@ -209,4 +209,4 @@ def choose_compile(setting: bool | str, device: torch.device, training_flops: fl
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         return Choice(False, "auto: no C++ compiler found")
     minutes = training_flops / (EAGER_FLOPS_PER_CORE * torch.get_num_threads()) / 60
-    return Choice(minutes > 3, f"auto: about {minutes:.0f} min without it")
+    return Choice(minutes > 3, f"auto: about {minutes:.0f} min of eager work")

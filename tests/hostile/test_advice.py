@@ -137,10 +137,10 @@ def test_a_checkpoint_that_exists_is_advised(world):
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_advised(world):
-    """ckpt.pt is nanoGPT's: --init_from takes it."""
+    """ckpt.pt is nanoGPT's."""
     for path in world.run.glob("*.pt"):
         path.unlink()
     (world.run / "ckpt.pt").touch()
     outcome = start(world, sample, "")
-    assert_refused(outcome, ["best.pt", "name the --out_dir of a run, or with --init_from"])
-    assert "--checkpoint" not in outcome.err
+    assert_refused(outcome, ["best.pt", "name the --out_dir of a run"])
+    assert "ckpt" not in outcome.err

@@ -158,9 +158,9 @@ def test_the_config_of_the_page_is_nanogpts(tmp_path):
 def test_moving_in_from_nanogpt(tree):
     """The config, tokens and checkpoint of the page, each by its command."""
     theirs = tree.parent / "nanoGPT"
-    (nanogpt.write_tokens(theirs / "data" / "openwebtext") / "meta.pkl").unlink()
+    nanogpt.write_tokens(theirs / "data" / "openwebtext", chars=None)
     model = nanogpt.train(nanogpt.write_tokens(theirs / "data" / "shakespeare_char"), steps=1)
-    nanogpt.save(theirs / "out-shakespeare-char", model, dataset="shakespeare_char")
+    nanogpt.save(theirs / "out-shakespeare-char" / "ckpt.pt", model, "shakespeare_char")
     (_, _), (_, shown), (_, ported), (_, tokens), (_, checkpoint), *_ = FROM_NANOGPT
 
     config = tree / "config" / "train_gpt2.py"

@@ -59,7 +59,7 @@ def train(folder: Path, steps: int, **changes) -> nanogpt.NanoGPT:
     return model.eval()
 
 
-def save(folder: Path, model: nanogpt.NanoGPT, prefix: str = "", dataset: str = "walk") -> Path:
+def save(folder: Path, model: nanogpt.NanoGPT, prefix: str = "") -> Path:
     """ckpt.pt of a model, as nanoGPT saves it, in a new folder. `prefix`: what torch.compile or DDP
     puts before the names."""
     content = {
@@ -68,7 +68,7 @@ def save(folder: Path, model: nanogpt.NanoGPT, prefix: str = "", dataset: str = 
         "model_args": model.sizes | {"dropout": 0.0},
         "iter_num": 20,
         "best_val_loss": torch.tensor(2.5),
-        "config": {"dataset": dataset, "batch_size": 12, "compile": True},
+        "config": {"dataset": "walk", "batch_size": 12, "compile": True},
     }
     folder.mkdir()
     torch.save(content, folder / "ckpt.pt")

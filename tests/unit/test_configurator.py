@@ -553,7 +553,7 @@ second section
                                 where [str]
 """
 DESCRIPTION = """\
-small.py: compile=True
+small.py: compile=True a_knob_with_quite_a_long_name=out/and_a_long_value
 command line: n_layer=100
 chosen: learning_rate=0.1
 """
