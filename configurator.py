@@ -441,7 +441,8 @@ def _parse(path: str) -> tuple[str, list[ast.stmt]]:
             raise ValueError  # too long: perhaps a data file given by mistake
         body = ast.parse(source, path).body
     except OSError as error:
-        raise ConfigError(f"cannot read config file {path!r}: {error.strerror}") from None
+        problem = f"cannot read config file {path!r}: {error.strerror}"
+        raise ConfigError(f"{problem}; docs/runs.md lists the configs") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):

@@ -100,7 +100,8 @@ REFUSED = {  # a command line: its message
     "--compile": "--compile has no value: write --compile=VALUE (auto | True | False)",
     "-n_layer=3": "-n_layer=3: write --n_layer=3",
     "n_layer=3": "n_layer=3: write --n_layer=3",
-    "missing.py": "cannot read config file 'missing.py': No such file or directory",
+    "missing.py": "cannot read config file 'missing.py': No such file or directory; docs/runs.md "
+    "lists the configs",
     # one line, whatever was typed
     "--no\nsuch=1": "unknown flag --no such (--help lists them all)",
 }
