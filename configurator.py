@@ -55,8 +55,8 @@ ADVICE = {
     "the dataset",
 }
 ALLOWED = (
-    "a config file holds only name = expression of numbers, strings, True, False, None, "
-    "names assigned above, + - * / // % **: remove the line, or write the value"
+    "a config file is data, lines name = value of numbers, strings, True, False, None, names above "
+    "and arithmetic: remove the line, or write the value"
 )
 ARITHMETIC = {
     ast.Add: operator.add,
@@ -379,7 +379,7 @@ def read_settings(path: str, above: tuple[str, ...] = ()) -> dict[str, Setting]:
                 case ast.Assign(targets=[ast.Name("base")]):
                     raise ConfigError("base names a file, in the first line")
                 case ast.Assign(targets=[ast.Name(name)]) if name in own:
-                    raise ConfigError(f"{name} is already set at {settings[name].where}")
+                    raise ConfigError(f"{name} is already set at {settings[name].where}: keep one")
                 case ast.Assign(targets=[ast.Name(name)], value=expression):
                     value = _evaluate(expression, settings)
                 case _:
@@ -416,7 +416,8 @@ def _parse(path: str) -> tuple[str, list[ast.stmt]]:
             raise ValueError  # too long: perhaps a data file given by mistake
         body = ast.parse(source, path).body
     except OSError as error:
-        raise ConfigError(f"cannot read config file {path!r}: {error.strerror}") from None
+        problem = f"cannot read config file {path!r}: {error.strerror}"
+        raise ConfigError(f"{problem}; docs/runs.md lists the configs") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):

@@ -171,7 +171,7 @@ def find_tokenizer(name: str, others: Sequence[str] = ()) -> Meta:
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(
             f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the "
-            "Hub"
+            "Hub; docs/runs.md trains one of your own"
         )
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")

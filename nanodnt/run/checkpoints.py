@@ -412,7 +412,7 @@ def check_format(content: Any, path: Path | str) -> None:
     if is_nanogpt(content):
         raise ValueError(
             f"{path} is a checkpoint of nanoGPT: --init_from={path} takes its weights, with the "
-            "code in interop/"
+            "code in interop/ (in Python: import interop)"
         )
     raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
 

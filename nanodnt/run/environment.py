@@ -192,6 +192,8 @@ def choose_device(name: str, local_rank: int = 0) -> Choice:
 def choose_dtype(name: str, device: torch.device) -> Choice:
     """The torch.dtype of the matrix multiplications. auto is bf16 where the hardware has it
     (emulation does not count), else fp16 with loss scaling on a GPU, else fp32."""
+    if name == "float16" and device.type == "cpu":
+        return Choice(torch.float16, "as asked; slow on most CPUs, auto is not")
     if name != "auto":
         return Choice(getattr(torch, name), "as asked")
     if device.type == "cuda":

@@ -102,7 +102,8 @@ REFUSED = {  # a command line: its message
     "--compile": "--compile has no value: write --compile=VALUE (auto | True | False)",
     "-n_layer=3": "-n_layer=3: write --n_layer=3",
     "n_layer=3": "n_layer=3: write --n_layer=3",
-    "missing.py": "cannot read config file 'missing.py': No such file or directory",
+    "missing.py": "cannot read config file 'missing.py': No such file or directory; docs/runs.md "
+    "lists the configs",
     # one line, whatever was typed
     "--no\nsuch=1": "unknown flag --no such (--help lists them all)",
 }
@@ -224,7 +225,7 @@ NOT_OF_KEYS = {
     "out_dir = 3": ("3", "str"),
 }
 REASONS = {  # a line: why it is refused
-    "seed = 1; seed = 1": "seed is already set at c.py:3",
+    "seed = 1; seed = 1": "seed is already set at c.py:3: keep one",
     "out_dir = out": "out is not assigned above (a string needs quotes)",
     "seed = 1 / 0": "division by zero",
     "seed = 10 ** 300 * 10 ** 300": "the number is out of range",
