@@ -17,7 +17,7 @@ KEYS = {
     "always_save_checkpoint": "remove it: last.pt is always saved",
     "backend": "remove it: it follows from device",
     "wandb_run_name": "remove it: the run is named after out_dir",
-    "gradient_accumulation_steps": "remove it: batch_size counts all sequences of a step",
+    "gradient_accumulation_steps": "multiply batch_size by it, then remove it",
     "eval_iters": "set eval_tokens, the validation tokens of an evaluation",
     "decay_lr": "set schedule=cosine, or schedule=constant and warmup_iters=0",
 }
@@ -78,6 +78,8 @@ def find_changes(settings: list[Setting]) -> dict[tuple[str, str], str]:
     any_keys = KEYS.keys() & {setting.name for setting in settings}
     for source, lines in groupby(settings, key=lambda setting: source_of(setting.where)):
         own = {line.name: line.readings[-1] for line in lines}
+        if "eval_iters" in own:
+            current.pop("eval_tokens", None)
         current |= own
         if _is_base(source):
             current = dict(DEFAULTS)
@@ -98,12 +100,17 @@ def change_source(own: Values, current: Values, source: str) -> dict[str, str]:
         name = next((key for key in keys if key in own), None)
         if not name or not all(isinstance(value, int) for value in values):
             continue
+        if flag == "eval_tokens" and flag in current:  # set by a file of ours
+            continue
         value = math.prod(values)
         if flag == "schedule":
             value = "cosine" if value else "constant"
         flags.setdefault(name, {})[flag] = value
         reasons[name] = reason.format(" × ".join(map(str, values)))
     advice = {name: text for name, text in KEYS.items() if name in own}
+    if "gradient_accumulation_steps" in own and "batch_size" in flags.get("batch_size", ()):
+        reason = "batch_size counts all sequences of a step"
+        advice["gradient_accumulation_steps"] = f"remove it: {reason}"
     for name, values in flags.items():
         code = "; ".join(f"{flag} = {value!r}" for flag, value in values.items())
         if source == COMMAND_LINE:

@@ -209,4 +209,4 @@ def choose_compile(setting: bool | str, device: torch.device, training_flops: fl
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         return Choice(False, "auto: no C++ compiler found")
     minutes = training_flops / assumed_flops(device, torch.float32) / 60
-    return Choice(minutes > 3, f"auto: about {minutes:.0f} min of eager work")
+    return Choice(minutes > 3, f"auto: about {minutes:.0f} min without it")

@@ -26,6 +26,7 @@ from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
 from nanodnt.run.metrics import read_formats
+from nanodnt.tables import count
 from nanodnt.tasks import fill_from_dataset
 from studies.claims import quantities
 from studies.claims.judge import (
@@ -518,7 +519,7 @@ class Experiment:
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
         if waiting:
             lines.append(
-                f"then {len(waiting)} claims take more: rates, and {FEWEST} to {MOST} seeds of "
+                f"more for {count(len(waiting), 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
                 "their arms"
             )
         return lines + [self.runner.command(run) for run in runs]

@@ -286,7 +286,7 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
     wanted = {run.path: run for run in wanted}.values()  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
     assert first == f"{len(wanted)} runs are known now: {steps} steps, {steps * 8 * 32:,} tokens"
-    assert second == "then 2 claims take more: rates, and 4 to 16 seeds of their arms"
+    assert second == "more for 2 claims: rates, and 4 to 16 seeds of their arms"
     commands = [shlex.split(line) for line in lines]
     assert {tuple(line[2:-2]) for line in commands} == {run.args for run in wanted}
     assert {line[-1] for line in commands} == {f"--out_dir={run.path}" for run in wanted}

@@ -371,6 +371,8 @@ OTHERS = {  # a command line, and what the message says to write
     "config/gpt2_small.py config/nanogpt/gpt2.py --eval_iters=20": ["--eval_tokens=245760"],
     # batches of 16 × 128 tokens
     "config/quickstart.py --eval_iters=5": ["--eval_tokens=10240"],
+    # its own eval_tokens stay
+    "config/quickstart.py --batch_size=48 --gradient_accumulation_steps=2": ["--batch_size=96"],
     "config/quickstart.py --eval_iters=x --batch_size=4 --decay_lr=False": [
         "--schedule=constant --warmup_iters=0"
     ],

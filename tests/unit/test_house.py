@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Ceilings. Lower them when something goes. To raise one takes a reason, in the commit.
 # Nodes of the syntax tree, which are the content however it is broken into lines.
-MAX_NODES = {"core": 74100, "interop": 12500, "studies": 29000, "tests": 165000}
+MAX_NODES = {"core": 76500, "interop": 13500, "studies": 31600, "tests": 171700}
 # Of the core: nodes in a line of code, and long lines, statements `a, b = x, y` and expressions
 # `x if c else y` in 1000 lines of code.
 MAX_NODES_PER_LINE = 7.0
@@ -59,7 +59,7 @@ MAX_LINES_OF_A_FUNCTION = 60
 MAX_IMPORTS_OF_TRAIN = 54
 # Flags are those of the model and of training. A refusal is a `raise ValueError` or a call of
 # `refuse`: those of layers/rules.py count too.
-MAX_FLAGS, MAX_REFUSALS = 150, 371
+MAX_FLAGS, MAX_REFUSALS = 150, 381
 
 # The one place where a lower floor calls an upper one: `python model.py` is an alias for
 # `python -m nanodnt.plan`.
