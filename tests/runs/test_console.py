@@ -137,9 +137,9 @@ def test_a_terminal_and_a_file_show_the_same_lines(short, dataset, tmp_path, eag
     changes the run."""
     with terminal() as written:
         assert run(out_dir=tmp_path / "tty", dataset=dataset, max_iters=30) == 0
-    assert run(out_dir=tmp_path / "file", dataset=dataset, max_iters=30) == 0
+    assert run(out_dir=tmp_path / "txt", dataset=dataset, max_iters=30) == 0
     out = capsys.readouterr().out
-    lines = re.sub(r".* so far.*\n", "", out).replace("/file", "/tty")
+    lines = re.sub(r".* so far.*\n", "", out).replace("/txt", "/tty")
     assert shapes(text_of(written)) == shapes(lines)
     for text in out, text_of(written):
         assert re.search(r"setting up: 0:00:\d\d so far", text)
@@ -147,7 +147,7 @@ def test_a_terminal_and_a_file_show_the_same_lines(short, dataset, tmp_path, eag
     drawn = [text for text in text_of(written).split(CLEAR) if "\n" not in text]
     assert max(map(len, drawn)) == WIDTH and CLEAR not in out  # with its \r
     assert_same_run(tmp_path / "tty", short)
-    assert_same_run(tmp_path / "file", short)
+    assert_same_run(tmp_path / "txt", short)
 
 
 def test_an_error_comes_last(dataset, tmp_path, eager, monkeypatch, capsys):
