@@ -485,7 +485,10 @@ def finish(run: Run, records: Records, has_trained: bool) -> int:
         path = records.directory.path
         draw_loss(path, run.task.loss_unit, run.env.print)
         records.directory.close(end, trained=has_trained)
-        run.env.print(f"{end_line(end)}; run directory {path}")
+        line = f"{end_line(end)}; run directory {path}"
+        if run.stop.stopped:
+            line += "; --init_from=resume goes on from here"
+        run.env.print(line)
     return run.stop.exit_code()
 
 
