@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from nanodnt.tables import duration
@@ -71,10 +71,17 @@ class Console:
         while self.notes:
             self.print(self.notes.pop(0))
 
+    def clear(self) -> None:
+        """Empty the last line of a terminal."""
+        self._write("")
+
+    def doing(self, name: str, total: int = 0) -> AbstractContextManager[Activity]:
+        """Context of a new activity: `show`."""
+        return self.show(Activity(name, total))
+
     @contextmanager
-    def doing(self, name: str, total: int = 0) -> Iterator[Activity]:
-        """Context of an activity. It is shown, except while another one inside it is."""
-        activity = Activity(name, total)
+    def show(self, activity: Activity) -> Iterator[Activity]:
+        """Show the activity in this context, except while another one inside it is shown."""
         self.activities.append(activity)
         try:
             yield activity
@@ -82,15 +89,15 @@ class Console:
             with self.lock:
                 self.activities.pop()
                 if not self.activities:
-                    self._write("")
+                    self.clear()
 
     def _watch(self) -> None:
         while not self.closed.wait(TICK_S):
             with self.lock:
                 if self.activities:
-                    self._show(str(self.activities[-1]))
+                    self._update(str(self.activities[-1]))
 
-    def _show(self, text: str) -> None:
+    def _update(self, text: str) -> None:
         if sys.stdout.isatty():
             # then the cursor goes back, so that a line of somebody else begins where it should
             self._write(text[: shutil.get_terminal_size().columns - 1] + "\r")

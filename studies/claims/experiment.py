@@ -363,7 +363,7 @@ class Experiment:
         return math.sqrt(paired_variance(weights, near))
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
-        """The seeds that an arm is reported with: the first of SEEDS. Their number is the largest
+        """The seeds that an arm is reported with, of `first_seeds`. Their number is the largest
         that any of the claims (None: all) plans; an arm of side numbers has at most FEWEST."""
         n = 0
         for claim in claims or self.study.claims:

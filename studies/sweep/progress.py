@@ -15,7 +15,7 @@ class Progress(Activity):
         super().__init__("training")
         self.needed = set()  # folders of the runs that are known to be needed
         self.waiting = set()  # what may need more: ids of claims
-        self.ended = set()  # folders
+        self.ended = set()  # folders of those of them that have ended
         self.training = {}  # {folder: the run in words}
         self.trained = 0  # number of runs trained since the beginning
 
@@ -25,7 +25,7 @@ class Progress(Activity):
 
     def left(self) -> str:
         """The time that the known runs still take, in words; "" while nothing tells."""
-        n = len(self.needed - self.ended)
+        n = len(self.needed) - len(self.ended)
         if not self.trained or not n:
             return ""
         seconds = (time.monotonic() - self.began) / self.trained * n
@@ -37,8 +37,7 @@ class Progress(Activity):
         self.trained += 1
         return f"{len(self.ended)} of {self.size()}"
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         """How far it is, and what is trained now."""
         runs = f"{len(self.ended)} of {self.size()} runs{self.left()}"
         return " | ".join([runs, *self.training.values()])

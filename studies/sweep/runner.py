@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
@@ -229,8 +229,7 @@ class Runner:
         pool = ThreadPoolExecutor(self.jobs)
         if sys.stdout.isatty():  # a file has lines alone
             self.console.start()
-        with self.console.doing("training"):
-            self.console.activities[-1] = self.progress
+        with self.console.show(self.progress):
             try:
                 futures = {pool.submit(function, *tasks[name]): name for name in tasks}
                 for future in as_completed(futures):
@@ -243,13 +242,14 @@ class Runner:
                         return finished, 128 + self.ended_by
                     except (ValueError, OSError, ArithmeticError) as error:
                         self.failures.append(f"{name}: {error}")
-                        with self.console.lock, redirect_stdout(sys.stderr):
-                            self.console.print(f"error: {name}: {error}")
+                        with self.console.lock:
+                            self.console.clear()
+                            print(f"error: {name}: {error}", file=sys.stderr, flush=True)
                         code = 1
             finally:
                 self.stop()
                 pool.shutdown(cancel_futures=True)
-                self.console.closed.set()
+                self.console.close()
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
         return finished, code

@@ -116,35 +116,6 @@ def test_a_tokenizer_of_ones_own(tree):
 # ------------------------------------------------------------------------------------ from nanoGPT
 
 
-# nanoGPT's config/train_gpt2.py, without its comments
-TRAIN_GPT2 = """
-
-
-
-wandb_log = True
-wandb_project = 'owt'
-wandb_run_name='gpt2-124M'
-
-
-
-batch_size = 12
-block_size = 1024
-gradient_accumulation_steps = 5 * 8
-
-
-max_iters = 600000
-lr_decay_iters = 600000
-
-
-eval_interval = 1000
-eval_iters = 200
-log_interval = 10
-
-
-weight_decay = 1e-1
-"""
-
-
 def test_the_config_of_the_page_is_nanogpts(tmp_path):
     (ported,) = (block for kind, block in FROM_NANOGPT if kind == "python")
     file = tmp_path / "ported.py"
@@ -164,7 +135,7 @@ def test_moving_in_from_nanogpt(tree):
     (_, _), (_, shown), (_, ported), (_, tokens), (_, checkpoint), *_ = FROM_NANOGPT
 
     config = tree / "config" / "train_gpt2.py"
-    config.write_text(TRAIN_GPT2)
+    config.write_text(nanogpt.TRAIN_GPT2)
     command = "python train.py config/train_gpt2.py"
     assert call(tree, command, code=2) == shown
     config.write_text(ported)

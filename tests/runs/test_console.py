@@ -2,14 +2,9 @@
 terminal on one line that updates."""
 
 import io
-import os
-import pty
 import re
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,10 +20,9 @@ from nanodnt.start import time_notes
 from nanodnt.tables import count, duration
 from support.devices import CPU
 from support.runs import assert_same_run, call, run
+from support.terminals import WIDTH, terminal, text_of
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-WIDTH = 46  # too narrow for a step with its eta
 
 
 @pytest.fixture
@@ -36,31 +30,6 @@ def eager(monkeypatch):
     """A thread that looks a thousand times a second, and waits for no silence."""
     monkeypatch.setattr(console, "TICK_S", 0.001)
     monkeypatch.setattr(console, "QUIET_S", 0.0)
-
-
-@contextmanager
-def terminal() -> Iterator[list[bytes]]:
-    """Inside, stdout is a real one. The list gets what is written to it."""
-    master, slave = pty.openpty()
-    written = []
-
-    def read() -> None:
-        with suppress(OSError):  # as soon as the other end is closed
-            while chunk := os.read(master, 4096):
-                written.append(chunk)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with pytest.MonkeyPatch.context() as patch, open(slave, "w", encoding="utf-8") as stdout:
-        patch.setattr(sys, "stdout", stdout)
-        patch.setenv("COLUMNS", str(WIDTH))
-        yield written
-    reader.join()
-    os.close(master)
-
-
-def text_of(written: list[bytes]) -> str:
-    return b"".join(written).decode(errors="ignore").replace("\r\n", "\n")
 
 
 def shapes(text: str) -> list[str]:

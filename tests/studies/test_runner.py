@@ -3,12 +3,14 @@ measures."""
 
 import json
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from nanodnt.run.console import CLEAR
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
 from studies.claims.experiment import (
@@ -21,8 +23,9 @@ from studies.claims.experiment import (
 from studies.claims.page import format_rate
 from studies.claims.study import Claim, Number
 from studies.sweep.progress import Progress
-from studies.sweep.runner import is_finished, read_outcome, resolve_configs
+from studies.sweep.runner import Runner, is_finished, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
+from support.terminals import terminal, text_of
 
 
 def searching(tmp_path, monkeypatch, loss, study="papers", also="seed") -> Experiment:
@@ -153,14 +156,34 @@ def test_how_far_it_is(monkeypatch):
     progress.waiting = {"claim"}
     progress.ended.add("a")
     progress.training = {"b": "the run b", "c": "the run c"}
-    assert progress.label == "1 of at least 4 runs | the run b | the run c"
+    assert str(progress) == "1 of at least 4 runs | the run b | the run c"
     now[0] += 10
     progress.training.pop("b")
     assert progress.end("b") == "2 of at least 4" and progress.left() == "; at least 0:00:20 left"
     progress.waiting.clear()
     now[0] += 10
-    assert progress.label == "2 of 4 runs; about 0:00:40 left | the run c"
+    assert str(progress) == "2 of 4 runs; about 0:00:40 left | the run c"
     assert [progress.end(run) for run in "cd"] == ["3 of 4", "4 of 4"] and progress.left() == ""
+
+
+def test_a_terminal_shows_how_far_it_is(monkeypatch, capsys):
+    """And an error stands on a line of its own, on stderr."""
+    monkeypatch.setattr("nanodnt.run.console.TICK_S", 0.001)
+    runner = Runner(1)
+    runner.progress.needed = {"a", "b"}
+
+    def fail() -> None:
+        for _ in range(10_000):
+            if "0 of 2 runs" in text_of(written):
+                break
+            time.sleep(0.001)
+        raise ValueError("no such data")
+
+    with terminal() as written:
+        assert runner.call_all(fail, {"a": ()}) == ([], 1)
+    text = text_of(written)
+    assert "0 of 2 runs" in text and text.endswith(CLEAR)
+    assert capsys.readouterr().err == "error: a: no such data\n"
 
 
 def test_a_large_study_takes_all_gpus_for_a_run(tmp_path):

@@ -13,6 +13,33 @@ from nanodnt.settings import TrainConfig
 
 CHARS = ["\n", " ", *"zyxwvutsrqponmlkjihgfedcba"]  # not sorted
 SIZES = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=len(CHARS), bias=False)
+# nanoGPT's config/train_gpt2.py, without its comments
+TRAIN_GPT2 = """
+
+
+
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name='gpt2-124M'
+
+
+
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+
+
+max_iters = 600000
+lr_decay_iters = 600000
+
+
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+
+
+weight_decay = 1e-1
+"""
 
 
 def their_name(name: str) -> str:

@@ -18,7 +18,7 @@ from nanodnt.bench import nanogpt
 from nanodnt.engine import Trainer, accumulate, set_learning_rates, training_step
 from nanodnt.nanogpt_keys import KEYS
 from nanodnt.optim import make_optimizer
-from support.nanogpt import their_name
+from support.nanogpt import TRAIN_GPT2, their_name
 from support.pages import complete, keys_of, load
 from support.runs import ROOT
 
@@ -218,20 +218,6 @@ DEFAULTS = dict(  # of its train.py, but for out_dir and what a machine decides
     lr_decay_iters=600_000,
     min_lr=6e-5,
 )
-GPT2 = """# as its train_gpt2.py
-wandb_log = True
-wandb_project = 'owt'
-wandb_run_name='gpt2-124M'
-batch_size = 12
-block_size = 1024
-gradient_accumulation_steps = 5 * 8
-max_iters = 600000
-lr_decay_iters = 600000
-eval_interval = 1000
-eval_iters = 200
-log_interval = 10
-weight_decay = 1e-1
-"""
 SHAKESPEARE = """# as its train_shakespeare_char.py
 out_dir = 'out-shakespeare-char'
 eval_interval = 250
@@ -284,13 +270,13 @@ CPU = (
 )
 CPU += " --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 PORTED = {  # text of a file, flags, and the number of changes
-    "train_gpt2": (GPT2, "", 5),
+    "train_gpt2": (TRAIN_GPT2, "", 5),
     "train_shakespeare_char": (SHAKESPEARE, "", 5),
     "its README's, for a CPU": (SHAKESPEARE, CPU, 6),
     "finetune_shakespeare": (FINETUNE, "", 8),
     "eval_gpt2": (EVAL, "", 3),
-    "two GPUs": (GPT2, "--gradient_accumulation_steps=2 --backend=gloo", 7),
-    "another batch": (GPT2, "--batch_size=3", 6),
+    "two GPUs": (TRAIN_GPT2, "--gradient_accumulation_steps=2 --backend=gloo", 7),
+    "another batch": (TRAIN_GPT2, "--batch_size=3", 6),
     "a width": ('"""Mine."""\nn_embd = 96\nbackend = ""\n', "--block_size=32 --decay_lr=True", 4),
     "a context": ("block_size = 512\nbackend = 'nccl'\n", "", 3),
     "no decay": ("decay_lr = False\nwarmup_iters = 5\n", "--warmup_iters=7", 4),
