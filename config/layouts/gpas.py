@@ -13,8 +13,9 @@ each block, which both sub-layers share. We could read the abstract and the code
 
 A comment in the code names the perplexity of a 350M model: 20.49 for Pre-LN, 19.37 with GPAS, which
 is 0.056 nats less. The code's models and gates are bf16, without decay and clipping; its embeddings
-have a standard deviation of 0.632 (0.02 in that comparison). For Sandwich norm at 1B and all layouts
-at 7B it clips the gates' gradients at 0.01 by themselves, which is not here. Our gates are fp32.
+have a standard deviation of 0.632, but the usual one in that comparison. For Sandwich norm at 1B
+and all layouts at 7B its README clips the gates' gradients at 0.01 by themselves, which is not
+here. Our gates are fp32, like all gains.
 """
 
 base = "../dnt/s1.py"
