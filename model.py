@@ -158,8 +158,9 @@ class GPTConfig:
     admin: bool = False
     #   stream × a learned vector before each post norm, set by a profiling forward at the start
     gpas: bool = False
-    #   GPAS: a learned gate shrinks the residual sum, or the stream before a post norm, but not its
-    #   gradient. A gate for each sub-layer, as in the paper; in its code one for each block
+    #   GPAS: learned gates shrink the residual sum, under post norms the stream before the sum, but
+    #   not its gradient. One for each sub-layer is our choice; its authors' code has one for each
+    #   block
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"
     #   learned factor on the branch output. layerscale: a vector; skipinit: a scalar
     branch_scale_init: float | None = None

@@ -102,8 +102,8 @@ class Slot(nn.Module):
     const     constant factor on the output, or None. 1.0 is multiplied too, so that blocks which
               differ in their constants alone share one compiled graph
     const_in  constant factor on the input, or None; only lns=input has one
-    shrinks   whether there is a learned gate g, 0 at first, of shrink(x) = x − SiLU(g) x, where
-              the gradient with respect to x is that of x alone: GPAS (arXiv 2506.22049)
+    shrinks   whether there is a learned gate h, 0 at first, of shrink(x) = x − SiLU(h) x, whose
+              gradient passes to x without the factor: GPAS (arXiv 2506.22049)
     drop      rate of stochastic depth, the probability that y of a whole sample is 0 in training;
               None: off
     fold      leave const · gain to the next linear map, which multiplies its weight by

@@ -33,7 +33,7 @@ FAMILIES = {
     "Mix-LN; Group-LN",
     "depth": "LNS; LNS before the norm; LNS on the branch; LNS on the sum; scaled init; "
     "depth-scaled init; DeepNorm; Admin; LayerScale; SkipInit",
-    "normfree": "Pre-LN = S1; embedding scalar; β; σReparam; Fixup",
+    "normfree": "Pre-LN = S1; embedding scalar; Derf; σReparam; Fixup",
     "scale_vectors": "none; shared; OR; ER; HG; DP; DNP; unified",
 }
 FURTHER = {"scale_vectors": ["mlp=swiglu"]}  # flags of all panels
@@ -65,7 +65,8 @@ def read(part) -> tuple:
     if part.direction is not None:
         gain = "β·α̂" if part.gain_param == "magdir" else "eᵇ·α̂"
     gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
-    norm = f"{part.squash}(αx)" if part.norm_kind == "dyt" else NORMS[part.norm_kind]
+    inside = "αx" if part.shift is None else "αx + s"
+    norm = f"{part.squash}({inside})" if part.norm_kind == "dyt" else NORMS[part.norm_kind]
     norm += (f"/{part.groups}" if part.groups > 1 else "") + (
         f"({part.const_in:.3g}x)" if part.const_in != 1 else ""
     )
