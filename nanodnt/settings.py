@@ -153,6 +153,9 @@ class TrainConfig:
     eval_interval: PositiveInt = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: NonNegativeInt = 1_000_000  # validation tokens per evaluation, always the same
     #   ones; 0 = all. An image has its patches, and a class token, as tokens
+    eval_rows: Literal["spread", "first"] = "spread"  # where these tokens stand in the validation
+    #   split. spread: in rows evenly spaced over it; first: at its start, so that a loss can be
+    #   compared with that of another code on the first n tokens
     eval_only: bool = False  # evaluate once and exit
     target_val_loss: NonNegativeFloat = 0.0  # end the run at the first evaluation with a loss of at
     #   most this; 0 = never
