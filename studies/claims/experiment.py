@@ -47,6 +47,7 @@ from studies.claims.study import (
     Number,
     ProtocolRow,
     Study,
+    Trials,
     arms_in,
     compare_protocol,
     load_study,
@@ -310,6 +311,8 @@ class Experiment:
     def find_rate(self, name: str, files: str) -> Tuned:
         """The best learning rate of an arm with these files, by `choose_rate`: factors of two
         around that of the files, on the mean of the tuning seeds."""
+        if self.study.trials:
+            return self.try_rates(name, files, self.study.trials)
         middle = self.configs_of(name, files=files).train.learning_rate
         wanted = [-1, 0, 1]
         tried = {}  # {k: losses of the tuning seeds} at the rate middle · 2^k
@@ -327,6 +330,16 @@ class Experiment:
             best = max(tried) - 1 if more > 0 else min(tried)
         by_rate = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(middle * 2.0**best, files, by_rate)
+
+    def try_rates(self, name: str, files: str, trials: Trials) -> Tuned:
+        """The rate of an arm with the lowest loss, of those that all arms try."""
+        seed = TUNING_SEEDS[0]
+        runs = [self.run_of(name, lr, seed, f"{files} {trials.flags}") for lr in trials.rates]
+        tried = {}
+        for lr, loss in zip(trials.rates, self.measure("loss", runs), strict=True):
+            tried[lr] = [loss]
+        best = min(tried, key=lambda lr: mean_loss(tried[lr]))
+        return Tuned(best, files, tried)
 
     def plan(self, claim_id: str) -> Plan:
         """The number of seeds of a claim's primary number, by `plan_seeds` from the tuning
