@@ -137,8 +137,9 @@ class GPTConfig:
     dyt_alpha_other: float | None = None
     #   DyT α₀ everywhere else; None = the paper's by width, on images 0.5
     dyt_learn_alpha: bool = True  # train α; False: α stays α₀
-    dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"
-    #   DyT's function of αx
+    dyt_squash: Literal["tanh", "erf", "hardtanh", "sigmoid", "identity"] = "tanh"
+    #   DyT's function of αx; erf: Derf's
+    dyt_shift: bool = False  # Derf's learned scalar s, initially 0: the function is of αx + s
     dyt_bias: bool | None = None
     #   DyT's β (eq. 2); None = on images, but not on text, as in its authors' code
     embed_scale: bool | None = False
@@ -156,6 +157,9 @@ class GPTConfig:
     #   stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False
     #   stream × a learned vector before each post norm, set by a profiling forward at the start
+    gpas: bool = False
+    #   GPAS: a learned gate shrinks the residual sum, or the stream before a post norm, but not its
+    #   gradient. A gate for each sub-layer, as in the paper; in its code one for each block
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"
     #   learned factor on the branch output. layerscale: a vector; skipinit: a scalar
     branch_scale_init: float | None = None
@@ -279,7 +283,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
         pre=pre_slot(config, layer, branch),
         mid=mid_slot(config, layer, branch),
         post=post_slot(config, layer, branch),
-        skip=skip_slot(config),
+        skip=skip_slot(config, layer, branch),
     )
 
 
@@ -335,24 +339,25 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 
 def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
-    """The slot on the residual sum: post norm, LNS."""
+    """The slot on the residual sum: post norm, LNS, GPAS without a post norm."""
     const = lns_factor(config, layer, branch, place="residual")
     if "post" not in config.norm_places(layer, branch):
-        return Slot(const=const)
+        return Slot(const=const, shrinks=config.gpas)
     role = "gain_out"
     if layer == config.n_layer and branch == "mlp":
         role = "final"  # the last post norm is the final norm, our choice
     return norm_slot(config, config.n_norm_gains, role=role, const=const)
 
 
-def skip_slot(config: GPTConfig) -> Slot:
+def skip_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     """The slot on the stream beside a branch: DeepNorm's constant, Admin's vector, which is no gain
-    of a norm and always stored directly, whatever `gain_param` is."""
+    of a norm and always stored directly, whatever `gain_param` is; GPAS under a post norm."""
     const = None
     if config.deepnorm:
         const = (2 * config.n_layer) ** 0.25
     n_gain = config.n_embd if config.admin else 0
-    return Slot(n_gain=n_gain, const=const)
+    shrinks = config.gpas and "post" in config.norm_places(layer, branch)
+    return Slot(n_gain=n_gain, const=const, shrinks=shrinks)
 
 
 def norm_slot(config: GPTConfig, n_gain: int, input_of: str = "", **settings: Any) -> Slot:
@@ -372,6 +377,7 @@ def norm_function(config: GPTConfig, input_of: str = "") -> Norm:
         squash=config.dyt_squash,
         alpha=dyt_alpha(config, input_of),
         learn_alpha=config.dyt_learn_alpha,
+        shift=config.dyt_shift,
     )
 
 

@@ -285,7 +285,7 @@ def check_stream_scales(config: Any) -> None:
         refuse(
             f"{wrong} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
         )
-    wrong = changed(config, "fixup", "post_norm", "post_norm_blocks")
+    wrong = changed(config, "fixup", "gpas", "post_norm", "post_norm_blocks")
     if not wrong and config.lns == "residual":
         wrong = "lns=residual"
     if config.parametrization in ALPHA and wrong:

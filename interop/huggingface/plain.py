@@ -33,6 +33,7 @@ PLAIN = dict(
     post_norm_blocks=0,
     input_norm=False,
     qk_norm=False,
+    gpas=False,
     norm_groups=1,
     n_expert=0,
     n_expert_shared=0,

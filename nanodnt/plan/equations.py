@@ -28,6 +28,9 @@ LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
     "bₑ": "bias on the choice of experts, {} at first; "
     "no loss trains it, it follows the experts' load",
     "α": "learned scalar of DyT, {} at first",
+    "δ": "learned shift of Derf, {} at first",
+    "shrink": "shrink(x) = x − silu(h) x, whose gradient passes to x without the factor; "
+    "h is a learned scalar, {} at first (GPAS)",
     "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
 }
 # constants in equations are marked «like this», so that blocks can be compared without them
@@ -38,7 +41,7 @@ SHOWN = re.compile(
     r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qk]_norm"
     r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
     r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head)"
-    r"\.(weight|sigma|gain|magnitude|direction|alpha|bias|choice_bias)"
+    r"\.(weight|sigma|gain|magnitude|direction|alpha|shift|gate|bias|choice_bias)"
 )
 
 
@@ -55,6 +58,9 @@ def symbol(slot: Slot) -> str | None:
 
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     """The slot applied to `x`, as text. Every constant is marked, «0.7071», even a 1."""
+    if slot.gate is not None:
+        x = f"shrink({x})"
+        is_sum = False
     x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
     if slot.norm_kind == "dyt":
         x = dyt_equation(slot, x)
@@ -73,7 +79,8 @@ def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
 def dyt_equation(slot: Slot, x: str) -> str:
     alpha = "α" if isinstance(slot.alpha, nn.Parameter) else f"{slot.alpha:.4g}"
     squash = "" if slot.squash == "identity" else slot.squash
-    return f"{squash}({alpha} {x})"
+    shift = "" if slot.shift is None else " + δ"
+    return f"{squash}({alpha} {x}{shift})"
 
 
 def linear_equation(linear: Linear, name: str, x: str) -> str:
@@ -258,6 +265,10 @@ def initial_values(model: Transformer) -> Iterator[tuple[str, float]]:
                 yield "ω" if module in skips else name, module.init_gain
             if isinstance(module.alpha, nn.Parameter):
                 yield "α", module.init_alpha
+            if module.shift is not None:
+                yield "δ", 0
+            if module.gate is not None:
+                yield "shrink", 0
         if isinstance(module, SigmaReparam):
             yield "g", 1
         if getattr(module, "bias", None) is not None:

@@ -34,6 +34,7 @@ UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
 COMPLETEP = dict(parametrization="completep", base_n_embd=4, base_n_layer=1, base_head_size=1)
+DERF = dict(norm="dyt", dyt_squash="erf", dyt_shift=True, dyt_bias=True)
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
 # The three tables have rows of the form
@@ -67,6 +68,8 @@ SCHEMES = {
     "LayerScale": (dict(branch_scale="layerscale"), dict(branch_gain="vector")),
     "SkipInit": (dict(branch_scale="skipinit"), dict(branch_gain="scalar")),
     "Fixup": (FIXUP, dict(NO_NET, fixup=True)),
+    "Derf": (DERF, dict(kind="dyt", squash="erf", shift=True, norm_bias=True)),
+    "GPAS": (dict(gpas=True), dict(gpas=True)),
     "sigmaReparam": (dict(sigma_reparam=True), dict(sigma=True)),
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
@@ -126,7 +129,7 @@ REPRESENTATIVES = joined(
     "S5 + LNS branch + swiglu | S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | "
     "no norm + SkipInit | LN + 4 groups | Fixup + llama + bias + LNS branch | "
     "sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | LN + post attn + ER | "
-    "HG + DNP + OR"
+    "HG + DNP + OR | Derf + GPAS + Mix-LN"
 )
 MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale"
 MUCH += " + sigmaReparam + HG + DP + ER"
@@ -145,7 +148,8 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
+    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | "
+    "DeepNorm + GPAS | S4 + Derf + LNS residual"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
@@ -179,7 +183,7 @@ def perturb(model, seed=0):
         noise = torch.empty(p.shape).normal_(generator=generator)
         if name.endswith((".gain", ".magnitude", ".direction", ".alpha", ".sigma")):
             p.copy_(1 + 0.3 * noise)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", ".shift", ".gate")):
             p.copy_(0.3 * noise)
         elif name in ("wte.weight", "wpe.weight"):
             p.copy_(noise)

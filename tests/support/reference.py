@@ -3,7 +3,7 @@
 Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test
 says by hand which norm is where. Blocks, heads and tokens are loops, softmax and GELU are written
 out, no kernel is shared. Equation numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795,
-DyT 2503.10622, scale vectors 2605.26895.
+DyT 2503.10622, Derf 2512.10938, GPAS 2506.22049, scale vectors 2605.26895.
 """
 
 import math
@@ -26,6 +26,7 @@ class Net:
     groups: int = 1  # of channels, each with its own statistics
     squash: str = "tanh"  # DyT's function
     alpha: tuple = ()  # DyT's α where it is a constant: (before attention, elsewhere)
+    shift: bool = False  # Derf's s
     norm_bias: bool = False
     linear_bias: bool = False
     input_norm: bool = False
@@ -43,6 +44,7 @@ class Net:
     skip: float = 1.0  # constant on the stream
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
+    gpas: bool = False  # a gate on the residual sum; with a post norm, on the stream before the sum
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
     fixup: bool = False
     sigma: bool = False  # W → γ W / (uᵀ W v)
@@ -89,7 +91,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         if net.kind == "dyt":
             before_attention = name.endswith("attn.pre")
             alpha = net.alpha[0 if before_attention else 1] if net.alpha else take(name + ".alpha")
-            return squashed(alpha * x, net.squash)
+            shift = take(name + ".shift") if net.shift else 0
+            return squashed(alpha * x + shift, net.squash)
         size = x.shape[-1] // net.groups
         function = rms if net.kind == "rms" else standardise
         return torch.cat([function(part, net.eps) for part in x.split(size, dim=-1)], dim=-1)
@@ -226,6 +229,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
             y = factor.get("branch", 1) * net.blocks**-net.depth_power * y
+            if net.gpas and "post" in positions:
+                x = shrunk(x, take(name + ".skip.gate"))
             x = net.skip * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
@@ -234,6 +239,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             if seen is not None:
                 seen.append((x, y))
             x = x + y
+            if net.gpas and "post" not in positions:
+                x = shrunk(x, take(name + ".post.gate"))
             x = norm(name + ".post", x, usual) if "post" in positions else x
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
@@ -272,9 +279,16 @@ def mean_loss(logits, targets, smoothing=0.0):
     return sum(terms) / len(terms)
 
 
+def shrunk(x, g):
+    """GPAS: x − SiLU(g) · stopgrad(x)."""
+    return x - g / (1 + torch.exp(-g)) * x.detach()
+
+
 def squashed(x, function):
     if function == "tanh":
         return (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x))
+    if function == "erf":  # from the normal distribution
+        return 2 * torch.special.ndtr(math.sqrt(2) * x) - 1
     if function == "hardtanh":
         return x.clamp(-1, 1)
     return 1 / (1 + torch.exp(-x)) if function == "sigmoid" else x

@@ -50,7 +50,7 @@ def test_every_parameter_gets_a_gradient(name):
 # -------------------------------------------------------------------------------------------- roles
 
 VECTOR = r"\.(gain|magnitude)"
-SCALARS = r".*\.(alpha|sigma)|embed_scale\.gain"
+SCALARS = r".*\.(alpha|shift|gate|sigma)|embed_scale\.gain"
 BRANCH_GAIN = BLOCK + r"(attn|mlp)\.mid\.gain"  # a vector, except for SkipInit and Fixup
 ROLE_TABLE = {
     r"wte\.weight": "emb",

@@ -81,6 +81,7 @@ REFUSED = (
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),
+    (dict(gpas=True, parametrization="completep"), "gpas=True parametrization=completep"),
     (dict(lns="residual", parametrization="depth_mup"), "lns=residual parametrization=depth_mup"),
     (
         dict(FIXUP, branch_scale="skipinit", sigma_reparam=True),
