@@ -9,7 +9,7 @@ On a CUDA GPU, runs that compile make one kernel of the plain operators for each
 where fused kernels take more passes over memory (docs/optimizers.md has the counts).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -35,16 +35,26 @@ def update_adamw(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    compiled: bool = False,
+    cautious: bool = False,
     **numbers: float,
 ) -> None:
-    """The equations of adamw.py, in place, and g ← g / grad_scale. `numbers`: lr, beta1, beta2,
-    weight_decay, eps."""
+    """The equations of adamw.py, in place, and g ← g / grad_scale. `compiled`: see `can_compile`;
+    `cautious`: see `decay_cautiously`. `numbers`: lr, beta1, beta2, weight_decay, eps."""
     lists = (params, grads, averages, squares, steps)
-    if params[0].device.type in FUSED:
-        fused_adamw(*lists, grad_scale, found_inf, **numbers)
-    else:
+    if compiled or params[0].device.type not in FUSED:
         count_step(steps, found_inf)
-        update_each(plain_adamw, lists, grad_scale, found_inf, **numbers)
+        numbers["cautious"] = cautious
+        return update_each(plain_adamw, lists, grad_scale, found_inf, compiled, **numbers)
+    if cautious and numbers["weight_decay"]:
+        if grad_scale is not None:
+            torch._foreach_div_(grads, grad_scale)
+            grad_scale = None
+        # u has the sign of the new m
+        ahead = (g.lerp(m, numbers["beta1"]) for g, m in zip(grads, averages, strict=True))
+        decay_cautiously(params, ahead, found_inf, numbers["lr"] * numbers["weight_decay"])
+        numbers["weight_decay"] = 0.0
+    fused_adamw(*lists, grad_scale, found_inf, **numbers)
 
 
 def update_sgd(
@@ -54,6 +64,7 @@ def update_sgd(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     compiled: bool = False,
+    cautious: bool = False,
     **numbers: float,
 ) -> None:
     """In place:
@@ -63,10 +74,14 @@ def update_sgd(
 
     Without momentum m is g, and `momenta` are not used. `numbers`: lr, momentum, nesterov, and
     weight_decay, which is λ. `compiled`: see `can_compile`; then gradients may have another dtype
-    than the weights."""
+    than the weights. `cautious`: see `decay_cautiously`; without momentum and grad_scale only."""
     if compiled or params[0].device.type not in FUSED:
         lists = (params, grads, momenta)
+        numbers["cautious"] = cautious
         return update_each(plain_sgd, lists, grad_scale, found_inf, compiled, **numbers)
+    if cautious:
+        decay_cautiously(params, grads, found_inf, numbers["lr"] * numbers["weight_decay"])
+        numbers["weight_decay"] = 0.0
     # the kernel would add λ w to g, and so to m too
     if numbers["momentum"] and numbers["weight_decay"]:
         shrink = 1 - numbers["lr"] * numbers["weight_decay"]
@@ -119,6 +134,20 @@ def update_averages(
         torch._foreach_copy_(ahead, torch._foreach_lerp(grads, averages, beta))
     elif ahead:
         torch._foreach_copy_(ahead, averages)
+
+
+def decay_cautiously(
+    params: list[Tensor], updates: Iterable[Tensor], found_inf: Tensor | None, share: float
+) -> None:
+    """Cautious weight decay (arXiv 2510.12402, Algorithm 1), in place: w ← w (1 − share) where the
+    update u, which is subtracted, moves w towards zero: u w ≥ 0."""
+    for p, u in zip(params, updates, strict=True):
+        set_if_finite(p, p - torch.where(shrinks(u, p), share * p, 0.0), found_inf)
+
+
+def shrinks(u: Tensor, p: Tensor) -> Tensor:
+    """Where u · p ≥ 0. (Products of tiny numbers would be 0.)"""
+    return u.sign() * p >= 0
 
 
 def count_step(steps: list[Tensor], found_inf: Tensor | None) -> None:
@@ -233,6 +262,7 @@ def plain_adamw(
     beta2: float,
     weight_decay: float,
     eps: float,
+    cautious: bool = False,
 ) -> None:
     """AdamW after t ← t + 1. Where v has one number for each row of a matrix g, it averages g² over
     the row."""
@@ -245,7 +275,10 @@ def plain_adamw(
     set_if_finite(v, v.lerp(square, 1 - beta2), found_inf)
     size = (v / (1 - beta2**t)).sqrt() + eps
     rate = lr / (1 - beta1**t) / size
-    set_if_finite(p, p * (1 - lr * weight_decay) - rate * m, found_inf)
+    share = lr * weight_decay
+    if cautious:
+        share = torch.where(shrinks(m, p), share, 0.0)
+    set_if_finite(p, p * (1 - share) - rate * m, found_inf)
 
 
 # Muon updates its momentum by plain_average and its weights by plain_sgd. In both, no sum has two
@@ -264,6 +297,7 @@ def plain_sgd(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
+    cautious: bool,
 ) -> None:
     if grad_scale is not None:
         g.div_(grad_scale)
@@ -272,7 +306,10 @@ def plain_sgd(
         average = g + momentum * m
         set_if_finite(m, average, found_inf)
         direction = g + momentum * average if nesterov else average
-    set_if_finite(p, p - lr * (direction + weight_decay * p), found_inf)
+    decay = weight_decay * p
+    if cautious:
+        decay = torch.where(shrinks(direction, p), decay, 0.0)
+    set_if_finite(p, p - lr * (direction + decay), found_inf)
 
 
 def plain_average(
