@@ -39,7 +39,7 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
             [s["step"] for s in states],
             grad_scale,
             found_inf,
-            group["cautious"] and can_compile(group, params[0]),
+            can_compile(group, params[0]),
             group["cautious"],
             lr=group["lr"],
             beta1=beta1,

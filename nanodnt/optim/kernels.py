@@ -9,7 +9,7 @@ On a CUDA GPU, runs that compile make one kernel of the plain operators for each
 where fused kernels take more passes over memory (docs/optimizers.md has the counts).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -39,22 +39,16 @@ def update_adamw(
     cautious: bool = False,
     **numbers: float,
 ) -> None:
-    """The equations of adamw.py, in place, and g ← g / grad_scale. `compiled`: see `can_compile`;
-    `cautious`: see `decay_cautiously`. `numbers`: lr, beta1, beta2, weight_decay, eps."""
+    """The equations of adamw.py, in place, and g ← g / grad_scale. `cautious`: see `shrinks`; such
+    updates can be `compiled`: see `can_compile`. `numbers`: lr, beta1, beta2, weight_decay, eps."""
     lists = (params, grads, averages, squares, steps)
-    if compiled or params[0].device.type not in FUSED:
+    cautious = cautious and numbers["weight_decay"] > 0
+    if params[0].device.type in FUSED and not cautious:
+        fused_adamw(*lists, grad_scale, found_inf, **numbers)
+    else:
         count_step(steps, found_inf)
         numbers["cautious"] = cautious
-        return update_each(plain_adamw, lists, grad_scale, found_inf, compiled, **numbers)
-    if cautious and numbers["weight_decay"]:
-        if grad_scale is not None:
-            torch._foreach_div_(grads, grad_scale)
-            grad_scale = None
-        # u has the sign of the new m
-        ahead = (g.lerp(m, numbers["beta1"]) for g, m in zip(grads, averages, strict=True))
-        decay_cautiously(params, ahead, found_inf, numbers["lr"] * numbers["weight_decay"])
-        numbers["weight_decay"] = 0.0
-    fused_adamw(*lists, grad_scale, found_inf, **numbers)
+        update_each(plain_adamw, lists, grad_scale, found_inf, compiled, **numbers)
 
 
 def update_sgd(
@@ -74,14 +68,12 @@ def update_sgd(
 
     Without momentum m is g, and `momenta` are not used. `numbers`: lr, momentum, nesterov, and
     weight_decay, which is λ. `compiled`: see `can_compile`; then gradients may have another dtype
-    than the weights. `cautious`: see `decay_cautiously`; without momentum and grad_scale only."""
-    if compiled or params[0].device.type not in FUSED:
+    than the weights. `cautious`: see `shrinks`."""
+    cautious = cautious and numbers["weight_decay"] > 0
+    if compiled or cautious or params[0].device.type not in FUSED:
         lists = (params, grads, momenta)
         numbers["cautious"] = cautious
         return update_each(plain_sgd, lists, grad_scale, found_inf, compiled, **numbers)
-    if cautious:
-        decay_cautiously(params, grads, found_inf, numbers["lr"] * numbers["weight_decay"])
-        numbers["weight_decay"] = 0.0
     # the kernel would add λ w to g, and so to m too
     if numbers["momentum"] and numbers["weight_decay"]:
         shrink = 1 - numbers["lr"] * numbers["weight_decay"]
@@ -134,20 +126,6 @@ def update_averages(
         torch._foreach_copy_(ahead, torch._foreach_lerp(grads, averages, beta))
     elif ahead:
         torch._foreach_copy_(ahead, averages)
-
-
-def decay_cautiously(
-    params: list[Tensor], updates: Iterable[Tensor], found_inf: Tensor | None, share: float
-) -> None:
-    """Cautious weight decay (arXiv 2510.12402, Algorithm 1), in place: w ← w (1 − share) where the
-    update u, which is subtracted, moves w towards zero: u w ≥ 0."""
-    for p, u in zip(params, updates, strict=True):
-        set_if_finite(p, p - torch.where(shrinks(u, p), share * p, 0.0), found_inf)
-
-
-def shrinks(u: Tensor, p: Tensor) -> Tensor:
-    """Where u · p ≥ 0. (Products of tiny numbers would be 0.)"""
-    return u.sign() * p >= 0
 
 
 def count_step(steps: list[Tensor], found_inf: Tensor | None) -> None:
@@ -328,6 +306,12 @@ def plain_average(
     set_if_finite(m, average, found_inf)
     if u is not None:
         u.copy_(g.lerp(average, beta) if nesterov else average)
+
+
+def shrinks(u: Tensor, p: Tensor) -> Tensor:
+    """Where p − u is nearer to zero than p, or u is 0: u p ≥ 0, without products that underflow.
+    There alone decays p with cautious weight decay (arXiv 2510.12402, Algorithm 1)."""
+    return u.sign() * p >= 0
 
 
 def set_if_finite(tensor: Tensor, new: Tensor, found_inf: Tensor | None) -> None:
