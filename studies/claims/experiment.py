@@ -168,7 +168,7 @@ def digest_settings(run: TrainingRun) -> str:
         for field in fields(config):
             value = getattr(config, field.name)
             is_unused_ratio = field.name.startswith("lr_ratio_") and value == 1
-            defaults = (field.default, NEWER_FLAGS.get(field.name))
+            defaults = (field.default, NEWER_FLAGS.get(field.name, field.default))
             if value not in defaults and not is_unused_ratio:
                 settings[field.name] = value
     for name in IGNORED_FIELDS:
