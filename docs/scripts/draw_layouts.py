@@ -30,7 +30,7 @@ DOCS = Path(__file__).resolve().parents[1]
 # {figure: rows of tables of docs/layouts.md, by their first cells}
 FAMILIES = {
     "placement": "Pre-LN = S1; S2; S3; S4; S5 = DNT; Sandwich norm; Post-LN; Mix-LN, block 1; "
-    "Mix-LN; Group-LN",
+    "Mix-LN; Group-LN; Peri-LN; OLMo-2; HybridNorm; Keel, block 1; Keel",
     "depth": "LNS; LNS before the norm; LNS on the branch; LNS on the sum; scaled init; "
     "depth-scaled init; DeepNorm; Admin; LayerScale; SkipInit",
     "normfree": "Pre-LN = S1; embedding scalar; Derf; σReparam; Fixup",
@@ -65,7 +65,7 @@ def read(part) -> tuple:
     if part.direction is not None:
         gain = "β·α̂" if part.gain_param == "magdir" else "eᵇ·α̂"
     gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
-    inside = "αx" if part.shift is None else "αx + s"
+    inside = "αx" if part.shift is None else "αx+s"
     norm = f"{part.squash}({inside})" if part.norm_kind == "dyt" else NORMS[part.norm_kind]
     norm += (f"/{part.groups}" if part.groups > 1 else "") + (
         f"({part.const_in:.3g}x)" if part.const_in != 1 else ""
@@ -120,7 +120,7 @@ def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
             first, last, between = (
                 [f.q, f.k, f.v],
                 f.o,
-                ([f.q_norm, f.k_norm, Slot()], ["softmax(q·k) v"]),
+                ([f.q_norm, f.k_norm, f.v_norm], ["softmax(q·k) v"]),
             )
         else:
             first, last, between = (
