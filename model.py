@@ -18,8 +18,8 @@ Inside f every matrix is again y = out( W pre(x) ), where pre and out are this m
 not the branch's: `matrix_slots`. docs/layouts.md lists the layouts; `python model.py CONFIG` prints
 the equations and sizes of a configuration.
 
-Papers cited in this file: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS
-(2502.05795).
+Papers cited in this file: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622),
+Derf (2512.10938), LNS (2502.05795), GPAS (2506.22049).
 """
 
 import math

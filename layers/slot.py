@@ -1,4 +1,4 @@
-"""Slots: places around and inside a branch for a norm, a gain, a bias and a constant."""
+"""Slots: places around and inside a branch for a norm, a gain, a bias, a constant and a gate."""
 
 import math
 from typing import Any, NamedTuple

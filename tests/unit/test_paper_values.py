@@ -1,9 +1,9 @@
 """The papers' runs, resolved as train.py resolves them, beside values that were typed from the
 papers.
 
-DNT: arXiv 2507.17501, Blockwise LR: 2502.19002, DyT: 2503.10622, LNS: 2502.05795, scale vectors:
-2605.26895. `RUNS` has {command, that is names of config files and flags: (where the paper says so,
-{name: value})}; `resolve` says what a name is. A later value in a sum of dicts wins.
+DNT: arXiv 2507.17501, Blockwise LR: 2502.19002, DyT: 2503.10622, Derf: 2512.10938, LNS: 2502.05795,
+scale vectors: 2605.26895. `RUNS` has {command, that is names of config files and flags: (where the
+paper says so, {name: value})}; `resolve` says what a name is. A later value in a sum of dicts wins.
 """
 
 from functools import cache, partial
@@ -378,6 +378,11 @@ for overlay, (squash, learned) in SQUASHED.items():
             | ({} if learned else paper(alpha=(1.0, 1.0)))
         )
         RUNS[f"{base} dyt/{overlay}"] = ("Table 8" if learned else "Table 9", values)
+# Derf, eq. 10, sec. 5; its language code has DyT's scalar on the embedding, and α₀ of 1
+DERF = paper(norm="dyt", dyt_squash="erf", dyt_shift=True, alpha=(0.5, 0.5), beta=True)
+for base, scalar in {"dnt_small": 768**0.5, "dyt/vit_b": None}.items():
+    values = DERF | paper(norms={"attn.pre", "mlp.pre", "final"}) | code(scalar=scalar)
+    RUNS[f"{base} layouts/derf"] = ("Eq. 10", values)
 # ---------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec.
 # 5.1) and of warm-up
