@@ -53,6 +53,7 @@ EXPORTS = [
 UNFIT = [  # (target, layout, words of the refusal)
     ("llama", LLAMA | dict(pre_norm="attn"), "pre_norm=attn both"),
     ("llama", LLAMA | dict(lns="residual"), "lns=residual"),
+    ("llama", LLAMA | dict(gpas=True), "gpas=True"),
     ("llama", LLAMA | dict(lns="input"), "lns=input"),
     ("llama", LLAMA | dict(gain_out="norm"), "gain_out=norm"),
     ("llama", LLAMA | dict(tie_weights=True, embed_scale=True), "embed_scale tie_weights"),
