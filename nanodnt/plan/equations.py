@@ -28,7 +28,7 @@ LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
     "bₑ": "bias on the choice of experts, {} at first; "
     "no loss trains it, it follows the experts' load",
     "α": "learned scalar of DyT, {} at first",
-    "δ": "learned shift of Derf, {} at first",
+    "δ": "learned shift of Derf (its s), {} at first",
     "shrink": "shrink(x) = x − silu(h) x, whose gradient passes to x without the factor; "
     "h is a learned scalar, {} at first (GPAS)",
     "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
