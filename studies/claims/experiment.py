@@ -2,9 +2,9 @@
 record.
 
 The record is RESULTS/NAME/record.json: {run's name: {"args", "settings", "outcome", "seconds",
-"measures": {measure: value, or null if the run diverged}, "machine"}}. Every verdict and figure is
-derived from it alone. A run's name ends with a digest of its command; "settings" is a digest of its
-resolved configuration.
+"measures": {measure: value, or null if the run diverged}, "machine", "changed", "data"}}. Every
+verdict and figure is derived from it alone. A run's name ends with a digest of its command;
+"settings" is a digest of its resolved configuration, "changed" and "data" are of `read_inputs`.
 """
 
 import io
@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configurator import NonNegativeInt, PathName, check_ranges
+from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
+from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.run.metrics import read_formats
+from nanodnt.settings import TrainConfig
 from nanodnt.tables import count
-from nanodnt.tasks import fill_from_dataset
+from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities
 from studies.claims.judge import (
     FEWEST,
@@ -65,6 +68,7 @@ from studies.sweep.runner import (
     Stopped,
     TrainingRun,
     make_run,
+    read_inputs,
     read_origin,
     read_outcome,
     resolve_configs,
@@ -100,6 +104,14 @@ class ReproduceConfig:
 
 class MissingRun(Exception):
     """A run is not recorded, and may not be trained."""
+
+
+class Work(NamedTuple):
+    """The training of a run."""
+
+    steps: int
+    tokens: int
+    flops: int  # forward and backward, without evaluations
 
 
 class Tuned(NamedTuple):
@@ -396,7 +408,7 @@ class Experiment:
         MissingRun if a run is not recorded."""
         parts = split_value(number.value)
         seeds = seeds or self.common_seeds(number)
-        totals = [0.0] * len(seeds)
+        totals = [0.0 - number.target] * len(seeds)
         for sign, name in parts:
             decides = len(parts) == 2 or self.study.arms[name].times != 1
             diverged = math.inf if decides and number.measure == "loss" else math.nan
@@ -408,7 +420,7 @@ class Experiment:
 
     def check(self) -> None:
         """ValueError if a protocol is not the paper's and no reason is given, a dataset is not
-        prepared, or there is no place to write to."""
+        prepared (a dry run needs none), or there is no place to write to."""
         check_folder(self.out, "--out")
         check_folder(self.folder, "--results")
         names = arms_in(number for claim in self.chosen for number in claim.numbers)
@@ -419,7 +431,8 @@ class Experiment:
             self.protocol(claim)
             self.check_arms(claim)
         for dataset in datasets:
-            load_meta(dataset)
+            if not self.config.dry_run:
+                load_meta(dataset)
 
     def read_arm(self, name: str) -> Configs:
         """The configurations of an arm's runs. ValueError, with its line in the claims file, for a
@@ -504,19 +517,25 @@ class Experiment:
                 self.settle(claim)
 
     def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, the number
-        of claims that take more, and the commands."""
+        """Lines on the training that is left: runs, steps and tokens that are known now, their cost
+        if it is an hour of an H100 or more, the number of claims that take more, and the
+        commands."""
         self.find_missing()
         waiting = self.runner.progress.waiting
         runs = list(self.missing.values())
         steps = 0
         tokens = 0
+        flops = 0
         for run in runs:
-            model_config, config = resolve_configs(run.args)
-            fill_from_dataset(model_config, load_meta(config.dataset, verify=False), config.dataset)
-            steps += config.max_iters
-            tokens += config.max_iters * config.batch_size * model_config.block_size
+            work = count_work(*resolve_configs(run.args))
+            steps += work.steps
+            tokens += work.tokens
+            flops += work.flops
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
+        hours = flops / (ASSUMED_MFU * PEAK_FLOPS["H100"]) / 3600
+        if hours >= 1:
+            speed = f"{ASSUMED_MFU:.0%} of an H100's peak"
+            lines.append(f"{flops:.3g} FLOPs: {hours:,.0f} H100-hours at {speed}, less evaluations")
         if waiting:
             lines.append(
                 f"more for {count(len(waiting), 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
@@ -550,7 +569,7 @@ class Experiment:
         seconds = round(end["wall_s"]) if end else 0  # a run that diverged has no end
         machine = {"hardware": describe_hardware(), **read_origin(run.path)}
         about = dict(outcome=outcome, seconds=seconds, machine=machine)
-        self.record.add(run, measure, value, **about)
+        self.record.add(run, measure, value, **about, **read_inputs(run.path))
 
     # -- verdicts
 
@@ -621,6 +640,18 @@ class Experiment:
             with suppress(MissingRun):
                 values[number] = self.values(number, seeds)
         return values
+
+
+def count_work(model_config: GPTConfig, config: TrainConfig) -> Work:
+    """The work of a run. A dataset that is not prepared has GPT-2's vocabulary."""
+    task = task_of(model_config)
+    meta = task.placeholder_meta(model_config).meta
+    with suppress(ValueError):
+        meta = load_meta(config.dataset, verify=False)
+    fill_from_dataset(model_config, meta, config.dataset)
+    tokens = config.max_iters * config.batch_size * model_config.block_size
+    model = task.network().empty(model_config)
+    return Work(config.max_iters, tokens, tokens * model.flops_per_token())
 
 
 def mean_loss(losses: Losses) -> float:

@@ -52,6 +52,7 @@ class Number(NamedTuple):
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
     measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
+    target: float = 0.0  # subtracted from the sum: a loss to be reached
 
 
 class Setting(NamedTuple):
@@ -104,6 +105,7 @@ class Study(NamedTuple):
     #   one at a time
     paired: bool = True  # plan seeds from the spread of the difference between the arms, and judge
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
+    digits: int = 3  # decimals of losses on the page
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
     #   "−" or "0")]}
