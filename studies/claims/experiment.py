@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configurator import NonNegativeInt, PathName, check_ranges
-from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
 from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.run.metrics import read_formats
-from nanodnt.settings import TrainConfig
 from nanodnt.tables import count
 from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities
@@ -50,6 +48,7 @@ from studies.claims.study import (
     Number,
     ProtocolRow,
     Study,
+    Trials,
     arms_in,
     compare_protocol,
     load_study,
@@ -107,7 +106,7 @@ class MissingRun(Exception):
 
 
 class Work(NamedTuple):
-    """The training of a run."""
+    """The training of some runs."""
 
     steps: int
     tokens: int
@@ -313,7 +312,11 @@ class Experiment:
         tuned = {}
         variants = {}
         for more in arm.tries:
-            tuned[more] = self.find_rate(name, f"{arm.files} {more}".strip())
+            with suppress(MissingRun):  # so that a dry run sees the others' runs too
+                tuned[more] = self.find_rate(name, f"{arm.files} {more}".strip())
+        if len(tuned) < len(arm.tries):
+            raise MissingRun
+        for more in arm.tries:
             lr = tuned[more].lr
             variants[more] = (lr, mean_loss(tuned[more].tried[lr]))
         best = min(variants, key=lambda more: variants[more][1])
@@ -322,6 +325,8 @@ class Experiment:
     def find_rate(self, name: str, files: str) -> Tuned:
         """The best learning rate of an arm with these files, by `choose_rate`: factors of two
         around that of the files, on the mean of the tuning seeds."""
+        if self.study.trials:
+            return self.try_rates(name, files, self.study.trials[self.study.arms[name].base])
         middle = self.configs_of(name, files=files).train.learning_rate
         wanted = [-1, 0, 1]
         tried = {}  # {k: losses of the tuning seeds} at the rate middle · 2^k
@@ -339,6 +344,16 @@ class Experiment:
             best = max(tried) - 1 if more > 0 else min(tried)
         by_rate = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(middle * 2.0**best, files, by_rate)
+
+    def try_rates(self, name: str, files: str, trials: Trials) -> Tuned:
+        """The rate of an arm with the lowest loss, of those that all arms try."""
+        seed = TUNING_SEEDS[0]
+        runs = [self.run_of(name, lr, seed, f"{files} {trials.flags}") for lr in trials.rates]
+        tried = {}
+        for lr, loss in zip(trials.rates, self.measure("loss", runs), strict=True):
+            tried[lr] = [loss]
+        best = min(tried, key=lambda lr: mean_loss(tried[lr]))
+        return Tuned(best, files, tried)
 
     def plan(self, claim_id: str) -> Plan:
         """The number of seeds of a claim's primary number, by `plan_seeds` from the tuning
@@ -509,39 +524,55 @@ class Experiment:
         with the ids of the claims that take more."""
         self.runner.progress.waiting = {claim.id for claim in self.chosen}
         for claim in self.chosen:
+            seeds = first_seeds(claim.seeds) or TUNING_SEEDS
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
-                    if not claim.cannot and not claim.seeds:
-                        self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
+                    if not claim.cannot:
+                        self.measure(claim.number.measure, self.reported(name, seeds))
             with suppress(MissingRun):
                 self.settle(claim)
 
     def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, their cost
-        if it is an hour of an H100 or more, the number of claims that take more, and the
-        commands."""
+        """Lines on the training that is left: runs, steps and tokens that are known now, those at
+        rates that are not chosen yet, the cost of both if it is an hour of an H100 or more, the
+        number of claims that take more, and the commands."""
         self.find_missing()
-        waiting = self.runner.progress.waiting
         runs = list(self.missing.values())
-        steps = 0
-        tokens = 0
-        flops = 0
-        for run in runs:
-            work = count_work(*resolve_configs(run.args))
-            steps += work.steps
-            tokens += work.tokens
+        work = count_work(runs)
+        flops = work.flops
+        lines = [f"{len(runs)} runs are known now: {work.steps:,} steps, {work.tokens:,} tokens"]
+        waiting = [claim for claim in self.chosen if claim.id in self.runner.progress.waiting]
+        if later := self.find_later(waiting):
+            work = count_work(later)
             flops += work.flops
-        lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
+            about = f"{work.steps:,} steps, {work.tokens:,} tokens"
+            lines.append(f"{len(later)} more at the rates that these choose: {about}")
         hours = flops / (ASSUMED_MFU * PEAK_FLOPS["H100"]) / 3600
         if hours >= 1:
-            speed = f"{ASSUMED_MFU:.0%} of an H100's peak"
-            lines.append(f"{flops:.3g} FLOPs: {hours:,.0f} H100-hours at {speed}, less evaluations")
-        if waiting:
+            speed = f"{ASSUMED_MFU:.0%} of its peak"
+            lines.append(f"{flops:.3g} FLOPs, {hours:,.0f} H100-hours at {speed}, and evaluations")
+        unplanned = sum(not claim.seeds for claim in waiting)
+        if unplanned:
             lines.append(
-                f"more for {count(len(waiting), 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
+                f"more for {count(unplanned, 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
                 "their arms"
             )
         return lines + [self.runner.command(run) for run in runs]
+
+    def find_later(self, claims: list[Claim]) -> list[TrainingRun]:
+        """The reported runs of the arms, not tuned yet, of claims that name their seeds; at their
+        config files' rates, in place of those that are to be chosen."""
+        seeds = {}  # {arm: the most that a claim asks for}
+        for claim in claims:
+            for name in arms_in([claim.number]):
+                try:
+                    self.tune(name)
+                except MissingRun:
+                    seeds[name] = max(claim.seeds, seeds.get(name, 0))
+        runs = []
+        for name, n in seeds.items():
+            runs += [self.run_of(name, None, seed) for seed in first_seeds(n)]
+        return runs
 
     def measure(self, measure: str, runs: list[TrainingRun]) -> Losses:
         """A measure of some runs, None for a run that diverged. It is recorded, or the run is
@@ -642,16 +673,25 @@ class Experiment:
         return values
 
 
-def count_work(model_config: GPTConfig, config: TrainConfig) -> Work:
-    """The work of a run. A dataset that is not prepared has GPT-2's vocabulary."""
-    task = task_of(model_config)
-    meta = task.placeholder_meta(model_config).meta
-    with suppress(ValueError):
-        meta = load_meta(config.dataset, verify=False)
-    fill_from_dataset(model_config, meta, config.dataset)
-    tokens = config.max_iters * config.batch_size * model_config.block_size
-    model = task.network().empty(model_config)
-    return Work(config.max_iters, tokens, tokens * model.flops_per_token())
+def count_work(runs: list[TrainingRun]) -> Work:
+    """The work of some runs. A dataset that is not prepared counts with GPT-2's vocabulary, or
+    ImageNet's images."""
+    total_steps = 0
+    total_tokens = 0
+    flops = 0
+    for run in runs:
+        model_config, config = resolve_configs(run.args)
+        task = task_of(model_config)
+        meta = task.placeholder_meta(model_config).meta
+        with suppress(ValueError):
+            meta = load_meta(config.dataset, verify=False)
+        fill_from_dataset(model_config, meta, config.dataset)
+        tokens = config.max_iters * config.batch_size * model_config.block_size
+        model = task.network().empty(model_config)
+        total_steps += config.max_iters
+        total_tokens += tokens
+        flops += tokens * model.flops_per_token()
+    return Work(total_steps, total_tokens, flops)
 
 
 def mean_loss(losses: Losses) -> float:

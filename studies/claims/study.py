@@ -96,6 +96,14 @@ class Claim(NamedTuple):
         return abs(self.number.published) / 2 if self.smallest is None else self.smallest
 
 
+class Trials(NamedTuple):
+    """The tuning of the arms of a base, where all have equally many trials: each is trained once,
+    with the first tuning seed, at each of these learning rates, and the lowest loss chooses."""
+
+    rates: tuple[float, ...]
+    flags: str = ""  # flags of these runs, after the arm's: fewer steps, for example
+
+
 class Study(NamedTuple):
     title: str  # the scale: models, data, hardware
     bases: dict[str, str]  # {name: config files and flags that come first}
@@ -105,6 +113,8 @@ class Study(NamedTuple):
     #   one at a time
     paired: bool = True  # plan seeds from the spread of the difference between the arms, and judge
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
+    trials: dict[str, Trials] = {}  # {base: the trials of its arms}, as many for each arm; {}: a
+    #   grid of rates for each arm, which grows
     digits: int = 3  # decimals of losses on the page
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
@@ -195,12 +205,17 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
         names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
             names.append((name, f"of of arm {name!r}", arm.of, study.arms))
+    if study.trials:
+        yield from find_unequal_trials(study)
     signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"
         has_effect = claim.number.published or claim.smallest is not None
         if not has_effect or claim.effect <= 0:
             problem = "smallest, the smallest effect that matters, must be a number above 0"
+            yield claim.id, f"{where}: {problem}"
+        if study.trials and not claim.seeds and not claim.cannot:
+            problem = "trials has one tuning seed, which shows no spread: give the claim its seeds"
             yield claim.id, f"{where}: {problem}"
         names.append((claim.id, f"expect of {where}", claim.expect, signs))
         for name in arms_in(claim.numbers):
@@ -213,6 +228,24 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
     for name, count in Counter(claim.id for claim in study.claims).items():
         if count > 1:
             yield name, f"two claims have one id, {name!r}"
+
+
+def find_unequal_trials(study: Study) -> Iterator[tuple[str, str]]:
+    """The bases and arms that have another number of trials than the first arm; each arm's is its
+    `tries` times the rates of its base."""
+    counts = {}
+    for name, arm in study.arms.items():
+        if arm.base not in study.trials:
+            yield name, f"trials has no entry for {arm.base!r}, the base of arm {name!r}"
+        elif not arm.of and arm.lr is None:
+            counts[name] = len(arm.tries or ("",)) * len(study.trials[arm.base].rates)
+    first = next(iter(counts), "")
+    for name, n in counts.items():
+        if not n:
+            yield name, f"trials of arm {name!r}: there is no rate: name at least one"
+        elif n != counts[first]:
+            problem = f"{n} trials, and {first!r} has {counts[first]}: rates times tries must agree"
+            yield name, f"arm {name!r} has {problem}"
 
 
 def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, object]:
