@@ -27,10 +27,6 @@ LAYOUTS = {
     "Derf": "config/layouts/derf.py",
     "GPAS": "config/layouts/gpas.py",
 }
-TRIALS = Trials(
-    rates=(2e-3, 4e-3, 8e-3, 16e-3, 32e-3),
-    flags="--max_iters=150 --warmup_iters=15 --eval_interval=150",
-)
 SMALLEST = 0.03  # nats: the smallest difference that matters
 
 arms = {}
@@ -53,13 +49,19 @@ for optimizer in OPTIMIZERS:
         )
 
 study = Study(
-    "The layout track in miniature: 2.2M parameters, 0.6M tokens of Python source a run; CPU cores",
+    "The layout track in miniature: 2.2M parameters, 0.5M tokens of Python source a run; CPU cores",
     bases={name: f"config/track/mini.py {file}".strip() for name, file in OPTIMIZERS.items()},
     arms=arms,
     claims=claims,
-    trials=dict.fromkeys(OPTIMIZERS, TRIALS),
+    trials=dict.fromkeys(
+        OPTIMIZERS,
+        Trials(
+            rates=(4e-3, 8e-3, 16e-3, 32e-3),
+            flags="--max_iters=125 --warmup_iters=12 --eval_interval=125",
+        ),
+    ),
     note=(
-        "Expected before the first run: at 0.3 tokens a parameter and four seeds only differences "
+        "Expected before the first run: at 0.2 tokens a parameter and four seeds only differences "
         "of some 0.03 nats and more can be seen, which is above what the papers report at their "
         "own scale (0.00 to 0.02). So most pairs will be undecided or without effect. Layouts with "
         "QK-norm (Qwen3, Gemma 3, OLMo-2, both HybridNorms, DNT) will be ahead of Pre-LN under "

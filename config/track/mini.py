@@ -4,7 +4,7 @@
     python train.py config/track/mini.py config/optimizers/muon.py --learning_rate=8e-3 \
         --out_dir=out/track_mini
 
-The Python standard library's source in 4,096 different tokens; 300 steps of 2,048 tokens. The
+The Python standard library's source in 4,096 different tokens; 250 steps of 2,048 tokens. The
 learning rate falls linearly to exactly 0. Initial weights: GPT-2's at this width, as in
 config/init/width_128.py. A run takes about a minute of one core.
 """
@@ -21,15 +21,15 @@ tie_weights = False
 init_std = 0.02 * (768 / n_embd) ** 0.5
 
 batch_size = 16  # sequences a step
-max_iters = 300
-warmup_iters = 30
+max_iters = 250
+warmup_iters = 25
 schedule = "linear"
 learning_rate = 8e-3
 min_lr = 0.0
 
-eval_interval = 300
+eval_interval = 250
 eval_rows = "first"
-eval_tokens = 131_072
+eval_tokens = 65_536
 log_interval = 20
 track_interval = 0
 compile = False

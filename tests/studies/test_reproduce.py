@@ -74,7 +74,8 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     seeds = first_seeds(len(by_seed))
     fast, slow = final(whole, "0.01", seeds), final(whole, "0.0001", seeds)
     assert by_seed == pytest.approx([a - b for a, b in zip(fast, slow, strict=True)], abs=1e-12)
-    assert alone == slow[: len(alone)] and len(alone) >= 4 and number.says == "fast minus slow"
+    assert alone == [loss - 1.5 for loss in slow[: len(alone)]]  # its target
+    assert len(alone) >= 4 and number.says == "fast minus slow"
     assert set(found["breaks"]["values"][found["breaks"]["claim"].number]) == {math.inf}
     assert (found["waits"]["class"], found["waits"]["why"]) == ("cannot judge", "it is short")
     kept = record(whole)
@@ -84,6 +85,11 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
         assert run["measures"]["loss"] == (None if diverged else last.get("val_loss"))
         assert not diverged or ("failure" in last and last["step"] < STEPS)
         assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
+        made_from = json.loads((path / "config.json").read_text())
+        code = [entry[3:] for entry in made_from["git_changed_files"] or [] if entry[-3:] == ".py"]
+        meta = json.loads((Path(made_from["train"]["dataset"]) / "meta.json").read_text())
+        checksums = {split: meta["splits"][split]["sha256"] for split in ("train", "val")}
+        assert (run["changed"], run["data"]) == (code, {"source": "a test"} | checksums)
         assert f"--seed={re.search('seed([0-9]+)', name)[1]}" in run["args"]
     steps = {f"step_{n}.pt" for n in range(0, STEPS + 1, STEPS // 10)}
     assert {p.name for p in one_run(whole, "0.01", 2).glob("step_*")} == steps
@@ -135,11 +141,50 @@ def test_the_page_and_the_figure(whole, claims):
         in text.split("## What this scale cannot judge")[1]
     )
     assert "slow / alone" in text and "| 0.0001, given |" in text
+    *_, alone = found["learns"]["values"].values()
+    margin = -statistics.mean(alone) * math.sqrt(len(alone))
+    assert f"(target − mean)·√n = {margin:+.3f}".replace("= -", "= −") in text
     decided = text.split("## What is decided")[1].split("\n## ")[0]
     assert "waits" not in decided and "diverged with" in decided
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         # a "|" in a text would break it
         assert len({line.count("|") for line in block.splitlines()}) == 1, block
+
+
+@pytest.mark.deep
+def test_all_arms_have_the_same_trials(base, tmp_path):
+    study = tmp_path / "equal.py"
+    study.write_text(f"""
+from studies.claims.study import Arm, Claim, Number, Study, Trials
+study = Study(
+    "a test",
+    bases={{"f": "{base}"}},
+    arms={{"plain under f": Arm("f"), "other under f": Arm("f", "--beta2=0.5")}},
+    claims=[
+        Claim("is-other", "other is better", Number("difference", "other under f - plain under f"),
+              smallest=0.1, seeds=2)
+    ],
+    trials={{"f": Trials((1e-4, 1e-2), "--max_iters=10 --eval_interval=10")}},
+)
+""")
+    with in_process():
+        assert call(study, tmp_path) == 0
+    made = make_experiment(tmp_path, study, judge_only=True)
+    losses = {}  # {(arm, steps, learning rate): [losses]}, from the runs themselves
+    for run in (tmp_path / "out" / "equal").iterdir():
+        train = json.loads((run / "config.json").read_text())["train"]
+        key = (train["beta2"], train["max_iters"], train["learning_rate"])
+        losses.setdefault(key, []).append(metrics(run)[-1]["val_loss"])
+    for name, beta2 in (("plain under f", 0.95), ("other under f", 0.5)):
+        trials = {lr: losses[beta2, 10, lr] for lr in (1e-4, 1e-2)}
+        assert made.tune(name).tried == trials  # one run each
+        chosen = min(trials, key=trials.get)
+        assert made.tune(name).lr == chosen and len(losses[beta2, STEPS, chosen]) == 2
+    assert len(losses) == 6
+    page = (tmp_path / "results" / "equal.md").read_text()
+    assert "(equal/losses.png)" in page and "rates.png" not in page
+    mean = statistics.mean(losses[0.5, STEPS, chosen])
+    assert f"| other | {mean:.3f} at {chosen:g} |" in page
 
 
 @pytest.mark.deep
@@ -238,12 +283,35 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "",
             "n_layer is 2, and 3 in",
         ),
+        (
+            ("claims=[", 'trials={"f": Trials(())}, claims=['),
+            "",
+            "mine.py:10: trials of arm 'tuned': there is no rate: name at least one",
+        ),
+        (
+            (
+                'arms={\n        "fast": Arm("f", lr=1e-2',
+                'trials={"f": Trials((1e-2,))}, arms={\n        "fast": Arm("f"',
+            ),
+            "",
+            "mine.py:10: arm 'tuned' has 2 trials, and 'fast' has 1: rates times tries must agree",
+        ),
+        (
+            ("claims=[", 'trials={"g": Trials((1e-2,))}, claims=['),
+            "",
+            "mine.py:8: trials has no entry for 'f', the base of arm 'fast'",
+        ),
+        (
+            ("claims=[", 'trials={"f": Trials((1e-2,))}, claims=['),
+            "",
+            "mine.py:15: claim learns: trials has one tuning seed, which shows no spread: give the",
+        ),
         ((str(base), str(other)), "--only=A", "gone"),  # the dataset
     ]
     for (old, new), flags, words in mistakes:
         assert old in text
         study.write_text(
-            text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study")
+            text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study, Trials")
         )
         assert call(study, tmp_path, *filter(None, [flags])) == 1, words
         (line,) = capsys.readouterr().err.splitlines()
@@ -282,7 +350,9 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
         for name in ("fast", "slow")
         for s in TUNING_SEEDS
     ]
-    wanted += [made.run_of("tuned", lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
+    for files in made.study.arms["tuned"].tries:
+        rates = [(lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
+        wanted += [made.run_of("tuned", lr, s, files) for lr, s in rates]
     wanted = {run.path: run for run in wanted}.values()  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
     assert first == f"{len(wanted)} runs are known now: {steps} steps, {steps * 8 * 32:,} tokens"
