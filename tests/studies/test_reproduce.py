@@ -263,7 +263,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
         ),
         (('Arm("f", lr=1e-4)', 'Arm("g", lr=1e-4)'), "", "base of arm 'slow': 'g' is not one of f"),
         (
-            ('"slow"),)', '"slow", None, "lss"),)'),
+            ('"slow", target', '"slow", None, "lss", target'),
             "",
             "a measure of claim learns: 'lss' is not one of ",
         ),
