@@ -29,9 +29,15 @@ INITS = ("--residual_init=gpt2", "--residual_init=plain")
 LAYOUTS = {
     REFERENCE: ("config/dnt/s1.py", INITS),
     "DNT": ("config/dnt/s5.py", INITS),
-    "LNS": ("config/lns/lns.py", INITS),
-    "Sandwich": ("config/lns/sandwich.py", INITS),
-    "Post-LN": ("config/lns/post_ln.py", INITS),
+    "Peri-LN": ("config/layouts/peri_ln.py", INITS),
+    "Gemma 3": ("config/layouts/gemma3.py", INITS),
+    "Qwen3": ("config/layouts/qwen3.py", INITS),
+    "OLMo-2": ("config/layouts/olmo2.py", INITS),
+    "HybridNorm": ("config/layouts/hybrid_norm.py", INITS),
+    "HybridNorm*": ("config/layouts/hybrid_norm_star.py", INITS),
+    "Keel": ("config/layouts/keel.py", INITS),
+    "Derf": ("config/layouts/derf.py", INITS),
+    "GPAS": ("config/layouts/gpas.py", INITS),
 }
 SEEDS = 8
 SMALLEST = 0.004  # nats: the smallest difference that matters, three times Muon's spread over seeds

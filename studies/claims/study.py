@@ -259,16 +259,17 @@ def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, objec
 
 
 def compare_protocol(claim: Claim, settings: list[dict[str, object]]) -> list[ProtocolRow]:
-    """The paper's settings beside those of the claim's arms. ValueError where an arm has another
-    value and no reason is given."""
+    """The paper's settings beside those of the claim's arms; of a claim of your own, those that
+    its protocol fixes. ValueError where an arm has another value and no reason is given."""
+    owner = "paper" if claim.paper else "protocol"
     rows = []
     for name, paper, source, why in claim.protocol:
         values = [arm.get(name) for arm in settings]
         others = [value for value in values if not is_same(value, paper)]
         if others and not why:
             raise ValueError(
-                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper "
-                f"({source}): give the arms the paper's value, or the setting a reason"
+                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the {owner} "
+                f"({source}): give the arms the {owner}'s value, or the setting a reason"
             )
         rows.append(ProtocolRow(name, paper, source, list(dict.fromkeys(values)), why))
     return rows

@@ -135,6 +135,8 @@ def test_all_entries_of_the_track_have_one_recipe(tmp_path, capsys):
         for name, arm in made.study.arms.items():
             if arm.base == optimizer:
                 model, train = resolved(made.run_of(name, None, 1))
+                for variant in arm.tries:  # it builds
+                    resolved(made.run_of(name, None, 1, f"{arm.files} {variant}"))
                 recipes.append({key: getattr(model, key) for key in shared.split()} | asdict(train))
                 flags = made.study.trials[optimizer].flags
                 _, half = resolved(made.run_of(name, rates[2], 0, flags))
@@ -150,7 +152,9 @@ def test_all_entries_of_the_track_have_one_recipe(tmp_path, capsys):
     other = tmp_path / "other.py"
     source = (ROOT / "studies" / "track.py").read_text()
     other.write_text(source.replace("config/dnt/s5.py", "config/dnt/s5.py --grad_clip=0"))
-    with pytest.raises(ValueError, match=r"claim dnt-adamw: grad_clip is 0.0, and 1.0 in"):
+    with pytest.raises(
+        ValueError, match=r"claim dnt-adamw: grad_clip is 0.0, and 1.0 in the protocol"
+    ):
         make_experiment(tmp_path, other, dry_run=True).check()
 
 
