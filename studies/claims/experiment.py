@@ -77,6 +77,10 @@ from studies.sweep.runner import (
 TUNING_SEEDS = (0, 5)
 MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
+# Flags that fill_defaults gives a value, and that did not exist when the first runs were recorded.
+NEWER_FLAGS = dict(
+    adam_eps=1e-8, cautious_decay=False, muon_coefficients="jordan", muon_row_norm=False
+)
 
 
 @dataclass
@@ -167,13 +171,15 @@ def choose_rate(losses: dict[int, float]) -> RateChoice:
 
 def digest_settings(run: TrainingRun) -> str:
     """A checksum of the run's settings that are not the default, so that a new flag with a default
-    changes no checksum. Nor does a new type of block, whose ratio of learning rates is 1."""
+    changes no checksum. Nor do NEWER_FLAGS, or a new type of block, whose ratio of learning rates
+    is 1."""
     settings = {}
     for config in resolve_configs(run.args):
         for field in fields(config):
             value = getattr(config, field.name)
             is_unused_ratio = field.name.startswith("lr_ratio_") and value == 1
-            if value != field.default and not is_unused_ratio:
+            defaults = (field.default, NEWER_FLAGS.get(field.name, field.default))
+            if value not in defaults and not is_unused_ratio:
                 settings[field.name] = value
     for name in IGNORED_FIELDS:
         settings.pop(name, None)
