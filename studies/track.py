@@ -125,4 +125,5 @@ study = Study(
     claims=claims,
     trials={name: trials for name, (_, trials) in OPTIMIZERS.items()},
     digits=4,
+    note="Expected, before the first run of an entry: nothing yet.",
 )

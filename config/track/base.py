@@ -25,9 +25,7 @@ block_size = 1024
 pos = "rope"
 tie_weights = False
 
-batch_size = 512  # sequences a step, over all GPUs
-# Sequences on one GPU at a time. Lower it when memory runs out: accumulation makes up for it.
-micro_batch_size = 32
+batch_size = 512  # sequences a step, over all GPUs; a GPU takes as many at a time as fit
 max_iters = 5000  # AdamW's; Muon has fewer
 warmup_iters = 500
 schedule = "linear"

@@ -63,7 +63,7 @@ def test_experiments_split_over_gpus_end_at_min_lr_and_print_no_notes(name):
     model, c = config(name)
     # 300 is the paper's, and does not split over 8
     for gpus in (1, 2, 4) if c.batch_size == 300 else (1, 2, 4, 8):
-        assert split_batch(c.batch_size, c.micro_batch_size, gpus)[0] == c.micro_batch_size
+        assert c.micro_batch_size in (0, split_batch(c.batch_size, c.micro_batch_size, gpus)[0])
     assert lr_at(c.max_iters - 1, c) == pytest.approx(c.min_lr, rel=1e-3)
     assert rules.notes(model) == notes(c, outline(model)) == []
 
