@@ -22,17 +22,32 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 block_size = 1024
+n_kv_head = 0
+head_size = 0
+mlp = "gelu"
+n_ff = 0
+n_expert = 0
 pos = "rope"
 tie_weights = False
+bias = False
+dropout = 0.0
+drop_path = 0.0
 
 batch_size = 512  # sequences a step, over all GPUs; a GPU takes as many at a time as fit
 max_iters = 5000  # AdamW's; Muon has fewer
 warmup_iters = 500
 schedule = "linear"
 min_lr = 0.0
+grad_clip = 1.0
+decay_emb = True
+decay_gains = "none"
+decay_scalars = False
+blockwise_lr = False
+doc_mask = False
 
 # Each evaluation reads 10 million tokens and costs about 7 steps: checkpoints come more often.
 eval_interval = 1000
 save_interval = 250
 eval_rows = "first"
 eval_tokens = 10_485_760
+target_val_loss = 0.0

@@ -11,10 +11,14 @@ norm: config/optimizers/track_3.py has them.
 """
 
 optimizer = "muon"
+momentum = 0.95
+nesterov = True
 muon_adjust_lr = "original"  # updates times √max(1, rows/columns)
 learning_rate = 0.025
 weight_decay = 0.05
 adamw_learning_rate = 3.2e-3
 adamw_weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
 max_iters = 3300
 warmup_iters = 330

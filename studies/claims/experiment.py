@@ -109,14 +109,6 @@ class MissingRun(Exception):
     """A run is not recorded, and may not be trained."""
 
 
-class Work(NamedTuple):
-    """The training of some runs."""
-
-    steps: int
-    tokens: int
-    flops: int  # forward and backward, without evaluations
-
-
 class Tuned(NamedTuple):
     """An arm's settings, and the losses that chose them."""
 
@@ -539,46 +531,50 @@ class Experiment:
                 self.settle(claim)
 
     def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, those at
-        rates that are not chosen yet, the cost of both if it is an hour of an H100 or more, the
-        number of claims that take more, and the commands."""
+        """Lines on the training that is left: runs, steps and tokens that are known now, their cost
+        if it is an hour of an H100 or more, the number of claims that take more, and the commands
+        whose rates are known."""
         self.find_missing()
-        runs = list(self.missing.values())
-        work = count_work(runs)
-        flops = work.flops
-        lines = [f"{len(runs)} runs are known now: {work.steps:,} steps, {work.tokens:,} tokens"]
         waiting = [claim for claim in self.chosen if claim.id in self.runner.progress.waiting]
-        if later := self.find_later(waiting):
-            work = count_work(later)
-            flops += work.flops
-            about = f"{work.steps:,} steps, {work.tokens:,} tokens"
-            lines.append(f"{len(later)} more at the rates that these choose: {about}")
+        later = self.find_later(waiting)
+        runs = [*self.missing.values(), *later]
+        steps = 0
+        tokens = 0
+        flops = 0
+        for run in runs:
+            model, config = resolve_configs(run.args)
+            task = task_of(model)
+            meta = task.placeholder_meta(model).meta
+            with suppress(ValueError):  # a dataset that is not prepared
+                meta = load_meta(config.dataset, verify=False)
+            fill_from_dataset(model, meta, config.dataset)
+            steps += config.max_iters
+            tokens += config.max_iters * config.batch_size * model.block_size
+            flops_per_token = task.network().empty(model).flops_per_token()
+            flops += config.max_iters * config.batch_size * model.block_size * flops_per_token
+        lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
+        if later:
+            lines.append(f"{len(later)} of them at the rates that the others choose")
         hours = flops / (ASSUMED_MFU * PEAK_FLOPS["H100"]) / 3600
         if hours >= 1:
-            speed = f"{ASSUMED_MFU:.0%} of its peak"
-            lines.append(f"{flops:.3g} FLOPs, {hours:,.0f} H100-hours at {speed}, and evaluations")
-        unplanned = sum(not claim.seeds for claim in waiting)
-        if unplanned:
-            lines.append(
-                f"more for {count(unplanned, 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
-                "their arms"
-            )
-        return lines + [self.runner.command(run) for run in runs]
+            lines.append(f"{hours:,.0f} hours of an H100 at {ASSUMED_MFU:.0%} of its peak")
+        if unplanned := sum(not claim.seeds for claim in waiting):
+            more = f"rates, and {FEWEST} to {MOST} seeds of their arms"
+            lines.append(f"more for {count(unplanned, 'claim')}: {more}")
+        return lines + [self.runner.command(run) for run in self.missing.values()]
 
     def find_later(self, claims: list[Claim]) -> list[TrainingRun]:
         """The reported runs of the arms, not tuned yet, of claims that name their seeds; at their
         config files' rates, in place of those that are to be chosen."""
-        seeds = {}  # {arm: the most that a claim asks for}
+        runs = {}
         for claim in claims:
             for name in arms_in([claim.number]):
                 try:
                     self.tune(name)
                 except MissingRun:
-                    seeds[name] = max(claim.seeds, seeds.get(name, 0))
-        runs = []
-        for name, n in seeds.items():
-            runs += [self.run_of(name, None, seed) for seed in first_seeds(n)]
-        return runs
+                    for seed in first_seeds(claim.seeds):
+                        runs[name, seed] = self.run_of(name, None, seed)
+        return list(runs.values())
 
     def measure(self, measure: str, runs: list[TrainingRun]) -> Losses:
         """A measure of some runs, None for a run that diverged. It is recorded, or the run is
@@ -677,27 +673,6 @@ class Experiment:
             with suppress(MissingRun):
                 values[number] = self.values(number, seeds)
         return values
-
-
-def count_work(runs: list[TrainingRun]) -> Work:
-    """The work of some runs. A dataset that is not prepared counts with GPT-2's vocabulary, or
-    ImageNet's images."""
-    total_steps = 0
-    total_tokens = 0
-    flops = 0
-    for run in runs:
-        model_config, config = resolve_configs(run.args)
-        task = task_of(model_config)
-        meta = task.placeholder_meta(model_config).meta
-        with suppress(ValueError):
-            meta = load_meta(config.dataset, verify=False)
-        fill_from_dataset(model_config, meta, config.dataset)
-        tokens = config.max_iters * config.batch_size * model_config.block_size
-        model = task.network().empty(model_config)
-        total_steps += config.max_iters
-        total_tokens += tokens
-        flops += tokens * model.flops_per_token()
-    return Work(total_steps, total_tokens, flops)
 
 
 def mean_loss(losses: Losses) -> float:

@@ -201,12 +201,18 @@ def locate(path: str, name: str) -> str:
 def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]:
     """The contradictions in a study: the name of an arm or claim, and what is wrong with it."""
     names = []  # (arm or claim, where a name is used, the name, the names allowed there)
+    n_trials = {}  # {arm: number of its trials}
     for name, arm in study.arms.items():
         names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
             names.append((name, f"of of arm {name!r}", arm.of, study.arms))
-    if study.trials:
-        yield from find_unequal_trials(study)
+        elif study.trials and arm.lr is None:
+            rates = study.trials.get(arm.base, Trials(())).rates
+            n_trials[name] = len(rates) * len(arm.tries or ("",))
+    numbers = set(n_trials.values())
+    if len(numbers) > 1 or 0 in numbers:
+        problem = "arms must have as many trials each, at least one: rates of the base times tries"
+        yield min(n_trials, key=n_trials.get), f"{problem} are {n_trials}"
     signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"
@@ -228,24 +234,6 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
     for name, count in Counter(claim.id for claim in study.claims).items():
         if count > 1:
             yield name, f"two claims have one id, {name!r}"
-
-
-def find_unequal_trials(study: Study) -> Iterator[tuple[str, str]]:
-    """The bases and arms that have another number of trials than the first arm; each arm's is its
-    `tries` times the rates of its base."""
-    counts = {}
-    for name, arm in study.arms.items():
-        if arm.base not in study.trials:
-            yield name, f"trials has no entry for {arm.base!r}, the base of arm {name!r}"
-        elif not arm.of and arm.lr is None:
-            counts[name] = len(arm.tries or ("",)) * len(study.trials[arm.base].rates)
-    first = next(iter(counts), "")
-    for name, n in counts.items():
-        if not n:
-            yield name, f"trials of arm {name!r}: there is no rate: name at least one"
-        elif n != counts[first]:
-            problem = f"{n} trials, and {first!r} has {counts[first]}: rates times tries must agree"
-            yield name, f"arm {name!r} has {problem}"
 
 
 def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, object]:

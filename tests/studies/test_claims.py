@@ -162,14 +162,12 @@ def test_a_dry_run_of_the_track_counts_all_of_its_runs(tmp_path):
     """Without FineWeb: trials of half the steps, then the seeds; 0.855e9 FLOPs a token."""
     made = make_experiment(tmp_path, "studies/track.py", dry_run=True, only="dnt-muon", jobs=1)
     made.check()
-    trials, later, cost, *commands = made.forecast()
-    tokens = 1650 * 512 * 1024
-    assert trials == f"12 runs are known now: 19,800 steps, {12 * tokens:,} tokens"
-    assert later.startswith(
-        f"16 more at the rates that these choose: 52,800 steps, {32 * tokens:,}"
-    )
-    hours = 44 * tokens * 0.855e9 / (0.4 * 989e12) / 3600
-    assert f" {hours:.0f} H100-hours at 40% of its peak" in cost
+    runs, later, cost, *commands = made.forecast()
+    tokens = (12 * 1650 + 16 * 3300) * 512 * 1024
+    assert runs == f"28 runs are known now: 72,600 steps, {tokens:,} tokens"
+    assert later == "16 of them at the rates that the others choose"
+    hours = tokens * 0.855e9 / (0.4 * 989e12) / 3600
+    assert cost == f"{hours:.0f} hours of an H100 at 40% of its peak"
     assert len(commands) == 12 and not list(tmp_path.iterdir())
 
 
