@@ -479,13 +479,15 @@ class Experiment:
             arm = self.study.arms[name]
             given = self.study.arms[arm.of] if arm.of else arm
             lr = given.lr and given.lr * arm.times
-            model_config, config = self.configs_of(name, lr)
             tuned = self.study.tuned and lr is None
-            if tuned and arm.floor and "min_lr" not in arm.files:
-                config.min_lr = config.learning_rate * arm.floor
-            settings.append(settings_of(model_config, config))
-            if tuned:
-                settings[-1]["learning_rate"] = arm.rate_from
+            tries = arm.tries if self.study.trials else ()
+            for more in tries or ("",):
+                model_config, config = self.configs_of(name, lr, f"{arm.files} {more}")
+                if tuned and arm.floor and "min_lr" not in arm.files:
+                    config.min_lr = config.learning_rate * arm.floor
+                settings.append(settings_of(model_config, config))
+                if tuned:
+                    settings[-1]["learning_rate"] = arm.rate_from
         return compare_protocol(claim, settings)
 
     def train(self) -> int:

@@ -151,11 +151,11 @@ def test_all_entries_of_the_track_have_one_recipe(tmp_path, capsys):
         made.check_arms(claim)
     other = tmp_path / "other.py"
     source = (ROOT / "studies" / "track.py").read_text()
-    other.write_text(source.replace("config/dnt/s5.py", "config/dnt/s5.py --grad_clip=0"))
-    with pytest.raises(
-        ValueError, match=r"claim dnt-adamw: grad_clip is 0.0, and 1.0 in the protocol"
-    ):
-        make_experiment(tmp_path, other, dry_run=True).check()
+    refused = "claim dnt-adamw: grad_clip is 0.0, and 1.0 in the protocol"
+    for line in ('s5.py --grad_clip=0", INITS', 's5.py", ("", "--grad_clip=0")'):
+        other.write_text(source.replace('s5.py", INITS', line))
+        with pytest.raises(ValueError, match=refused):
+            make_experiment(tmp_path, other, dry_run=True).check()
 
 
 def test_a_dry_run_of_the_track_counts_all_of_its_runs(tmp_path):
