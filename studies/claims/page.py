@@ -113,8 +113,8 @@ def describe_runs(experiment: Experiment) -> str:
     for run in runs:
         machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
     days = sorted({run["machine"]["date"] for run in runs})
-    tuning = ", ".join(map(str, TUNING_SEEDS))
     seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
+    tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS)))) or "none"
     reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
     return (
