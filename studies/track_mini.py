@@ -53,9 +53,12 @@ study = Study(
     bases={name: f"config/track/mini.py {file}".strip() for name, file in OPTIMIZERS.items()},
     arms=arms,
     claims=claims,
-    trials=Trials(
-        rates=(4e-3, 8e-3, 16e-3, 32e-3),
-        flags="--max_iters=125 --warmup_iters=12 --eval_interval=125",
+    trials=dict.fromkeys(
+        OPTIMIZERS,
+        Trials(
+            rates=(4e-3, 8e-3, 16e-3, 32e-3),
+            flags="--max_iters=125 --warmup_iters=12 --eval_interval=125",
+        ),
     ),
     note=(
         "Expected before the first run: at 0.2 tokens a parameter and four seeds only differences "

@@ -2,9 +2,9 @@
 record.
 
 The record is RESULTS/NAME/record.json: {run's name: {"args", "settings", "outcome", "seconds",
-"measures": {measure: value, or null if the run diverged}, "machine"}}. Every verdict and figure is
-derived from it alone. A run's name ends with a digest of its command; "settings" is a digest of its
-resolved configuration.
+"measures": {measure: value, or null if the run diverged}, "machine", "changed", "data"}}. Every
+verdict and figure is derived from it alone. A run's name ends with a digest of its command;
+"settings" is a digest of its resolved configuration, "changed" and "data" are of `read_inputs`.
 """
 
 import io
@@ -25,9 +25,10 @@ from configurator import NonNegativeInt, PathName, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
+from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.run.metrics import read_formats
 from nanodnt.tables import count
-from nanodnt.tasks import fill_from_dataset
+from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities
 from studies.claims.judge import (
     FEWEST,
@@ -66,6 +67,7 @@ from studies.sweep.runner import (
     Stopped,
     TrainingRun,
     make_run,
+    read_inputs,
     read_origin,
     read_outcome,
     resolve_configs,
@@ -308,7 +310,11 @@ class Experiment:
         tuned = {}
         variants = {}
         for more in arm.tries:
-            tuned[more] = self.find_rate(name, f"{arm.files} {more}".strip())
+            with suppress(MissingRun):  # so that a dry run sees the others' runs too
+                tuned[more] = self.find_rate(name, f"{arm.files} {more}".strip())
+        if len(tuned) < len(arm.tries):
+            raise MissingRun
+        for more in arm.tries:
             lr = tuned[more].lr
             variants[more] = (lr, mean_loss(tuned[more].tried[lr]))
         best = min(variants, key=lambda more: variants[more][1])
@@ -318,7 +324,7 @@ class Experiment:
         """The best learning rate of an arm with these files, by `choose_rate`: factors of two
         around that of the files, on the mean of the tuning seeds."""
         if self.study.trials:
-            return self.try_rates(name, files, self.study.trials)
+            return self.try_rates(name, files, self.study.trials[self.study.arms[name].base])
         middle = self.configs_of(name, files=files).train.learning_rate
         wanted = [-1, 0, 1]
         tried = {}  # {k: losses of the tuning seeds} at the rate middle · 2^k
@@ -415,7 +421,7 @@ class Experiment:
         MissingRun if a run is not recorded."""
         parts = split_value(number.value)
         seeds = seeds or self.common_seeds(number)
-        totals = [0.0] * len(seeds)
+        totals = [0.0 - number.target] * len(seeds)
         for sign, name in parts:
             decides = len(parts) == 2 or self.study.arms[name].times != 1
             diverged = math.inf if decides and number.measure == "loss" else math.nan
@@ -427,7 +433,7 @@ class Experiment:
 
     def check(self) -> None:
         """ValueError if a protocol is not the paper's and no reason is given, a dataset is not
-        prepared, or there is no place to write to."""
+        prepared (a dry run needs none), or there is no place to write to."""
         check_folder(self.out, "--out")
         check_folder(self.folder, "--results")
         names = arms_in(number for claim in self.chosen for number in claim.numbers)
@@ -438,7 +444,8 @@ class Experiment:
             self.protocol(claim)
             self.check_arms(claim)
         for dataset in datasets:
-            load_meta(dataset)
+            if not self.config.dry_run:
+                load_meta(dataset)
 
     def read_arm(self, name: str) -> Configs:
         """The configurations of an arm's runs. ValueError, with its line in the claims file, for a
@@ -472,13 +479,15 @@ class Experiment:
             arm = self.study.arms[name]
             given = self.study.arms[arm.of] if arm.of else arm
             lr = given.lr and given.lr * arm.times
-            model_config, config = self.configs_of(name, lr)
             tuned = self.study.tuned and lr is None
-            if tuned and arm.floor and "min_lr" not in arm.files:
-                config.min_lr = config.learning_rate * arm.floor
-            settings.append(settings_of(model_config, config))
-            if tuned:
-                settings[-1]["learning_rate"] = arm.rate_from
+            tries = arm.tries if self.study.trials else ()
+            for more in tries or ("",):
+                model_config, config = self.configs_of(name, lr, f"{arm.files} {more}")
+                if tuned and arm.floor and "min_lr" not in arm.files:
+                    config.min_lr = config.learning_rate * arm.floor
+                settings.append(settings_of(model_config, config))
+                if tuned:
+                    settings[-1]["learning_rate"] = arm.rate_from
         return compare_protocol(claim, settings)
 
     def train(self) -> int:
@@ -515,33 +524,59 @@ class Experiment:
         with the ids of the claims that take more."""
         self.runner.progress.waiting = {claim.id for claim in self.chosen}
         for claim in self.chosen:
+            seeds = first_seeds(claim.seeds) or TUNING_SEEDS
             for name in arms_in([claim.number]):
                 with suppress(MissingRun):
-                    if not claim.cannot and not claim.seeds:
-                        self.measure(claim.number.measure, self.reported(name, TUNING_SEEDS))
+                    if not claim.cannot:
+                        self.measure(claim.number.measure, self.reported(name, seeds))
             with suppress(MissingRun):
                 self.settle(claim)
 
     def forecast(self) -> list[str]:
-        """Lines on the training that is left: runs, steps and tokens that are known now, the number
-        of claims that take more, and the commands."""
+        """Lines on the training that is left: runs, steps and tokens that are known now, their cost
+        if it is an hour of an H100 or more, the number of claims that take more, and the commands
+        whose rates are known."""
         self.find_missing()
-        waiting = self.runner.progress.waiting
-        runs = list(self.missing.values())
+        waiting = [claim for claim in self.chosen if claim.id in self.runner.progress.waiting]
+        later = self.find_later(waiting)
+        runs = [*self.missing.values(), *later]
         steps = 0
         tokens = 0
+        flops = 0
         for run in runs:
-            model_config, config = resolve_configs(run.args)
-            fill_from_dataset(model_config, load_meta(config.dataset, verify=False), config.dataset)
+            model, config = resolve_configs(run.args)
+            task = task_of(model)
+            meta = task.placeholder_meta(model).meta
+            with suppress(ValueError):  # a dataset that is not prepared
+                meta = load_meta(config.dataset, verify=False)
+            fill_from_dataset(model, meta, config.dataset)
             steps += config.max_iters
-            tokens += config.max_iters * config.batch_size * model_config.block_size
+            tokens += config.max_iters * config.batch_size * model.block_size
+            flops_per_token = task.network().empty(model).flops_per_token()
+            flops += config.max_iters * config.batch_size * model.block_size * flops_per_token
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
-        if waiting:
-            lines.append(
-                f"more for {count(len(waiting), 'claim')}: rates, and {FEWEST} to {MOST} seeds of "
-                "their arms"
-            )
-        return lines + [self.runner.command(run) for run in runs]
+        if later:
+            lines.append(f"{len(later)} of them at the rates that the others choose")
+        hours = flops / (ASSUMED_MFU * PEAK_FLOPS["H100"]) / 3600
+        if hours >= 1:
+            lines.append(f"{hours:,.0f} hours of an H100 at {ASSUMED_MFU:.0%} of its peak")
+        if unplanned := sum(not claim.seeds for claim in waiting):
+            more = f"rates, and {FEWEST} to {MOST} seeds of their arms"
+            lines.append(f"more for {count(unplanned, 'claim')}: {more}")
+        return lines + [self.runner.command(run) for run in self.missing.values()]
+
+    def find_later(self, claims: list[Claim]) -> list[TrainingRun]:
+        """The reported runs of the arms, not tuned yet, of claims that name their seeds; at their
+        config files' rates, in place of those that are to be chosen."""
+        runs = {}
+        for claim in claims:
+            for name in arms_in([claim.number]):
+                try:
+                    self.tune(name)
+                except MissingRun:
+                    for seed in first_seeds(claim.seeds):
+                        runs[name, seed] = self.run_of(name, None, seed)
+        return list(runs.values())
 
     def measure(self, measure: str, runs: list[TrainingRun]) -> Losses:
         """A measure of some runs, None for a run that diverged. It is recorded, or the run is
@@ -569,7 +604,7 @@ class Experiment:
         seconds = round(end["wall_s"]) if end else 0  # a run that diverged has no end
         machine = {"hardware": describe_hardware(), **read_origin(run.path)}
         about = dict(outcome=outcome, seconds=seconds, machine=machine)
-        self.record.add(run, measure, value, **about)
+        self.record.add(run, measure, value, **about, **read_inputs(run.path))
 
     # -- verdicts
 

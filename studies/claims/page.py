@@ -52,14 +52,14 @@ The first number of a claim decides. An arm's files and flags follow its base: {
 Row = dict[str, Any]  # a claim and its verdict, of Experiment.judge
 
 
-def format_number(x: float | None) -> str:
-    """Three decimals with a sign; "diverged" where one side diverged, "–" for nothing."""
+def format_number(x: float | None, digits: int = 3) -> str:
+    """`digits` decimals with a sign; "diverged" where one side diverged, "–" for nothing."""
     if x is None or math.isnan(x):
         return "–"
-    return "diverged" if math.isinf(x) else f"{x:+.3f}".replace("-", "−")
+    return "diverged" if math.isinf(x) else f"{x:+.{digits}f}".replace("-", "−")
 
 
-def format_values(values: list[float], pooled: Variance | None = None) -> str:
+def format_values(values: list[float], pooled: Variance | None = None, digits: int = 3) -> str:
     """Mean and 95% interval of values by seed; their range where they are too few for one."""
     if not values:
         return "–"
@@ -67,13 +67,21 @@ def format_values(values: list[float], pooled: Variance | None = None) -> str:
     if n_diverged:
         return f"diverged with {n_diverged} of {len(values)} seeds"
     if len(values) < FEWEST:
-        return f"{format_number(min(values))} to {format_number(max(values))}"
-    mean, low, high = map(format_number, interval(values, pooled))
+        return f"{format_number(min(values), digits)} to {format_number(max(values), digits)}"
+    mean, low, high = (format_number(x, digits) for x in interval(values, pooled))
     return f"{mean} ({low} to {high})"
 
 
-def format_loss(loss: float | None) -> str:
-    return "diverged" if loss in (None, math.inf) else f"{loss:.3f}"
+def format_loss(loss: float | None, digits: int = 3) -> str:
+    return "diverged" if loss in (None, math.inf) else f"{loss:.{digits}f}"
+
+
+def format_margin(values: list[float], digits: int) -> str:
+    """(target − mean)·√n, from the values of a number with a target; "" where one diverged."""
+    if not all(map(math.isfinite, values)):
+        return ""
+    margin = -statistics.mean(values) * math.sqrt(len(values))
+    return f"; (target − mean)·√n = {format_number(margin, digits)}"
 
 
 def format_setting(value: object) -> str:
@@ -87,12 +95,14 @@ def format_rate(name: str, experiment: Experiment) -> str:
         return "the config's"
     if not tuned.tried:
         return f"{tuned.lr:g}, {experiment.study.arms[name].rate_from}"
+    digits = experiment.study.digits
     tried = []
     for lr, losses in tuned.tried.items():
-        tried.append(f"{lr:g}: {' / '.join(map(format_loss, losses))}")
+        words = [format_loss(loss, digits) for loss in losses]
+        tried.append(f"{lr:g}: {' / '.join(words)}")
     text = ", ".join(tried)
     for files, (lr, loss) in tuned.variants.items():
-        text += f"; `{files or 'as it is'}`: {format_loss(loss)} at {lr:g}"
+        text += f"; `{files or 'as it is'}`: {format_loss(loss, digits)} at {lr:g}"
     return f"{tuned.lr:g}, tuned ({text})"
 
 
@@ -103,8 +113,8 @@ def describe_runs(experiment: Experiment) -> str:
     for run in runs:
         machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
     days = sorted({run["machine"]["date"] for run in runs})
-    tuning = ", ".join(map(str, TUNING_SEEDS))
     seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
+    tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS)))) or "none"
     reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
     return (
@@ -114,32 +124,34 @@ def describe_runs(experiment: Experiment) -> str:
     )
 
 
-def verdict_rows(rows: list[Row]) -> list[list[str]]:
+def verdict_rows(rows: list[Row], digits: int) -> list[list[str]]:
     """The table's rows, head first: one for each claim."""
     table = [["paper", "found here", "ours (95% interval)", "paper's", "verdict"]]
     for row in rows:
         claim = row["claim"]
-        published = format_number(claim.number.published)
+        published = format_number(claim.number.published, digits)
         if claim.expect in ("equal", "not above"):
             published = claim.expect
         verdict = f"**{row['class']}**"
         if row["why"]:
             verdict += f" ({row['why']})"
-        ours = format_values(row["values"][claim.number], row["pooled"])
+        ours = format_values(row["values"][claim.number], row["pooled"], digits)
         # plain words for this class in the claims file, or else the statement
         words = claim.plain.get(row["class"], claim.statement)
         table.append([claim.paper or "ours", f"[{words}](#{claim.id})", ours, published, verdict])
     return table
 
 
-def number_table(row: Row) -> list[str]:
+def number_table(row: Row, digits: int) -> list[str]:
     """The lines of the table of a claim's numbers."""
     rows = [["number", "paper's", "ours (95% interval)"]]
     for number, by_seed in row["values"].items():
         measure = "" if number.measure == "loss" else f", {number.measure}"
         pooled = row["pooled"] if number == row["claim"].number else None
-        ours = format_values(by_seed, pooled)
-        rows.append([number.says + measure, format_number(number.published), ours])
+        ours = format_values(by_seed, pooled, digits)
+        if number.target:
+            ours += format_margin(by_seed, digits)
+        rows.append([number.says + measure, format_number(number.published, digits), ours])
     return markdown_table(rows)
 
 
@@ -155,7 +167,8 @@ def arm_table(names: list[str], experiment: Experiment) -> list[str]:
         runs = experiment.reported(name, experiment.seeds_of(name))
         losses = "–"
         with suppress(MissingRun):
-            losses = ", ".join(map(format_loss, experiment.measure("loss", runs)))
+            by_seed = experiment.measure("loss", runs)
+            losses = ", ".join(format_loss(loss, experiment.study.digits) for loss in by_seed)
         rows.append([name, words, format_rate(name, experiment), losses])
     return markdown_table(rows)
 
@@ -193,7 +206,7 @@ def claim_section(row: Row, experiment: Experiment) -> list[str]:
     if claim.note:
         lines.append(f"{claim.note}\n")
     lines += protocol_table(claim, experiment)
-    lines += number_table(row)
+    lines += number_table(row, experiment.study.digits)
     lines += arm_table(arms_in(row["values"]), experiment)
     waiting = [number.says for number in claim.numbers if number not in row["values"]]
     if waiting:
@@ -267,7 +280,8 @@ def loss_table(losses: dict[str, dict[str, Losses]], experiment: Experiment) -> 
     by_name = {}
     for base, arms in losses.items():
         for arm, by_seed in arms.items():
-            cell = f"{format_loss(mean_loss(by_seed))} at {experiment.tune(arm).lr:g}"
+            loss = format_loss(mean_loss(by_seed), experiment.study.digits)
+            cell = f"{loss} at {experiment.tune(arm).lr:g}"
             by_name.setdefault(short_name(arm, base), {})[base] = cell
     rows = [["", *losses]]
     for name, cells in by_name.items():
@@ -317,7 +331,7 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         lines += loss_table(losses, experiment)
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
-        lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged))]
+        lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged, study.digits))]
     missing = [claim.id for claim in study.claims if claim.id not in verdicts]
     if missing:
         lines.append(f"Not run yet: {', '.join(missing)}.\n")
@@ -376,7 +390,7 @@ def summarize(experiment: Experiment, verdicts: dict[str, Row]) -> list[str]:
         lines += ["", f"{claim.id}: {row['class'].upper()}: {claim.statement}"]
         values = row["values"].get(claim.number, [])
         if values:
-            ours = format_values(values, row["pooled"])
+            ours = format_values(values, row["pooled"], experiment.study.digits)
             lines.append(f"  {claim.number.says}: {ours}, n = {len(values)}")
         if row["p"] is not None:
             lines[-1] += f", p = {row['p']:.2g}"

@@ -52,6 +52,7 @@ class Number(NamedTuple):
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
     measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
+    target: float = 0.0  # subtracted from the sum: a loss to be reached
 
 
 class Setting(NamedTuple):
@@ -96,7 +97,7 @@ class Claim(NamedTuple):
 
 
 class Trials(NamedTuple):
-    """The tuning of a study in which all tuned arms have equally many trials: each is trained once,
+    """The tuning of the arms of a base, where all have equally many trials: each is trained once,
     with the first tuning seed, at each of these learning rates, and the lowest loss chooses."""
 
     rates: tuple[float, ...]
@@ -112,7 +113,9 @@ class Study(NamedTuple):
     #   one at a time
     paired: bool = True  # plan seeds from the spread of the difference between the arms, and judge
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
-    trials: Trials | None = None  # equal trials; None: a grid of rates for each arm, which grows
+    trials: dict[str, Trials] = {}  # {base: the trials of its arms}, as many for each arm; {}: a
+    #   grid of rates for each arm, which grows
+    digits: int = 3  # decimals of losses on the page
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
     #   "−" or "0")]}
@@ -198,12 +201,18 @@ def locate(path: str, name: str) -> str:
 def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]:
     """The contradictions in a study: the name of an arm or claim, and what is wrong with it."""
     names = []  # (arm or claim, where a name is used, the name, the names allowed there)
+    n_trials = {}  # {arm: number of its trials}
     for name, arm in study.arms.items():
         names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
             names.append((name, f"of of arm {name!r}", arm.of, study.arms))
-    if study.trials and not study.trials.rates:
-        yield "trials", "trials has no rates: name at least one"
+        elif study.trials and arm.lr is None:
+            rates = study.trials.get(arm.base, Trials(())).rates
+            n_trials[name] = len(rates) * len(arm.tries or ("",))
+    numbers = set(n_trials.values())
+    if len(numbers) > 1 or 0 in numbers:
+        problem = "arms must have as many trials each, at least one: rates of the base times tries"
+        yield min(n_trials, key=n_trials.get), f"{problem} are {n_trials}"
     signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"
@@ -238,16 +247,17 @@ def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, objec
 
 
 def compare_protocol(claim: Claim, settings: list[dict[str, object]]) -> list[ProtocolRow]:
-    """The paper's settings beside those of the claim's arms. ValueError where an arm has another
-    value and no reason is given."""
+    """The paper's settings beside those of the claim's arms; of a claim of your own, those that
+    its protocol fixes. ValueError where an arm has another value and no reason is given."""
+    owner = "paper" if claim.paper else "protocol"
     rows = []
     for name, paper, source, why in claim.protocol:
         values = [arm.get(name) for arm in settings]
         others = [value for value in values if not is_same(value, paper)]
         if others and not why:
             raise ValueError(
-                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the paper "
-                f"({source}): give the arms the paper's value, or the setting a reason"
+                f"claim {claim.id}: {name} is {others[0]!r}, and {paper!r} in the {owner} "
+                f"({source}): give the arms the {owner}'s value, or the setting a reason"
             )
         rows.append(ProtocolRow(name, paper, source, list(dict.fromkeys(values)), why))
     return rows

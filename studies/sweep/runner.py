@@ -28,6 +28,7 @@ import torch
 from configurator import configure
 from layers.cores import own_cores
 from model import GPTConfig
+from nanodnt.data import load_meta
 from nanodnt.optim import fill_defaults
 from nanodnt.run import signals
 from nanodnt.run.console import Console
@@ -175,6 +176,19 @@ def read_origin(path: Path) -> dict[str, str | None]:
         git_commit=record["git_commit"],
         date=record["started"][:10],
     )
+
+
+def read_inputs(path: Path) -> dict[str, Any]:
+    """What the commit and the command of the run in this directory do not say. "changed": its
+    Python files that differ from the commit, copied into its folder source; "data": the source of
+    its dataset, and the sha256 of each split."""
+    record = read_record(path)
+    entries = record["git_changed_files"] or []
+    meta = load_meta(record["train"]["dataset"], verify=False)
+    data = {"source": meta["source"]}
+    for split, entry in meta["splits"].items():
+        data[split] = entry["sha256"]
+    return dict(changed=[entry[3:] for entry in entries if entry.endswith(".py")], data=data)
 
 
 class Runner:

@@ -108,7 +108,7 @@ FOREIGN += " rdzv_endpoint rdzv_id rdzv_conf kill-on-bad-exit job-name ntasks-pe
 FOREIGN += " gpus-per-node cpus-per-task time signal requeue open-mode output nodes help key deep"
 FOREIGN += " input name tokenizer shards kills seed minutes branch_factor array wrap"
 FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle tiny"
-FOREIGN += " mem wait partition account"
+FOREIGN += " mem wait partition account revision"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)

@@ -74,7 +74,8 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     seeds = first_seeds(len(by_seed))
     fast, slow = final(whole, "0.01", seeds), final(whole, "0.0001", seeds)
     assert by_seed == pytest.approx([a - b for a, b in zip(fast, slow, strict=True)], abs=1e-12)
-    assert alone == slow[: len(alone)] and len(alone) >= 4 and number.says == "fast minus slow"
+    assert alone == [loss - 1.5 for loss in slow[: len(alone)]]  # its target
+    assert len(alone) >= 4 and number.says == "fast minus slow"
     assert set(found["breaks"]["values"][found["breaks"]["claim"].number]) == {math.inf}
     assert (found["waits"]["class"], found["waits"]["why"]) == ("cannot judge", "it is short")
     kept = record(whole)
@@ -84,6 +85,11 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
         assert run["measures"]["loss"] == (None if diverged else last.get("val_loss"))
         assert not diverged or ("failure" in last and last["step"] < STEPS)
         assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
+        made_from = json.loads((path / "config.json").read_text())
+        code = [entry[3:] for entry in made_from["git_changed_files"] or [] if entry[-3:] == ".py"]
+        meta = json.loads((Path(made_from["train"]["dataset"]) / "meta.json").read_text())
+        checksums = {split: meta["splits"][split]["sha256"] for split in ("train", "val")}
+        assert (run["changed"], run["data"]) == (code, {"source": "a test"} | checksums)
         assert f"--seed={re.search('seed([0-9]+)', name)[1]}" in run["args"]
     steps = {f"step_{n}.pt" for n in range(0, STEPS + 1, STEPS // 10)}
     assert {p.name for p in one_run(whole, "0.01", 2).glob("step_*")} == steps
@@ -135,6 +141,9 @@ def test_the_page_and_the_figure(whole, claims):
         in text.split("## What this scale cannot judge")[1]
     )
     assert "slow / alone" in text and "| 0.0001, given |" in text
+    *_, alone = found["learns"]["values"].values()
+    margin = -statistics.mean(alone) * math.sqrt(len(alone))
+    assert f"(target − mean)·√n = {margin:+.3f}".replace("= -", "= −") in text
     decided = text.split("## What is decided")[1].split("\n## ")[0]
     assert "waits" not in decided and "diverged with" in decided
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -155,7 +164,7 @@ study = Study(
         Claim("is-other", "other is better", Number("difference", "other under f - plain under f"),
               smallest=0.1, seeds=2)
     ],
-    trials=Trials((1e-4, 1e-2), "--max_iters=10 --eval_interval=10"),
+    trials={{"f": Trials((1e-4, 1e-2), "--max_iters=10 --eval_interval=10")}},
 )
 """)
     with in_process():
@@ -254,7 +263,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
         ),
         (('Arm("f", lr=1e-4)', 'Arm("g", lr=1e-4)'), "", "base of arm 'slow': 'g' is not one of f"),
         (
-            ('"slow"),)', '"slow", None, "lss"),)'),
+            ('"slow", target', '"slow", None, "lss", target'),
             "",
             "a measure of claim learns: 'lss' is not one of ",
         ),
@@ -274,9 +283,22 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "",
             "n_layer is 2, and 3 in",
         ),
-        (("claims=[", "trials=Trials(()), claims=["), "", "trials has no rates: name at least one"),
         (
-            ("claims=[", "trials=Trials((1e-2,)), claims=["),
+            ("claims=[", 'trials={"f": Trials(())}, claims=['),
+            "",
+            "at least one: rates of the base times tries are {'tuned': 0}",
+        ),
+        (
+            (
+                'arms={\n        "fast": Arm("f", lr=1e-2',
+                'trials={"f": Trials((1e-2,))}, arms={\n        "fast": Arm("f"',
+            ),
+            "",
+            "mine.py:8: arms must have as many trials each, at least one: rates of the base times "
+            "tries are {'fast': 1, 'tuned': 2}",
+        ),
+        (
+            ("claims=[", 'trials={"f": Trials((1e-2,))}, claims=['),
             "",
             "mine.py:15: claim learns: trials has one tuning seed, which shows no spread: give the",
         ),
@@ -324,7 +346,9 @@ def test_a_dry_run_says_how_many_runs_and_writes_nothing(whole, claims, tmp_path
         for name in ("fast", "slow")
         for s in TUNING_SEEDS
     ]
-    wanted += [made.run_of("tuned", lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
+    for files in made.study.arms["tuned"].tries:
+        rates = [(lr, s) for lr in (1e-2, 2e-2, 4e-2) for s in TUNING_SEEDS]
+        wanted += [made.run_of("tuned", lr, s, files) for lr, s in rates]
     wanted = {run.path: run for run in wanted}.values()  # the first rate is that of "fast"
     steps = len(wanted) * STEPS
     assert first == f"{len(wanted)} runs are known now: {steps} steps, {steps * 8 * 32:,} tokens"

@@ -293,7 +293,8 @@ def test_the_last_lines_say_what_would_decide_a_claim():
     wide = [0.0, -0.8] * 2
     n = count_seeds_to_decide(wide, made, 5)
     runner = SimpleNamespace(failures=["a: b"])
-    experiment = SimpleNamespace(chosen=[made], tests=5, runner=runner)
+    study = SimpleNamespace(digits=4)
+    experiment = SimpleNamespace(chosen=[made], tests=5, runner=runner, study=study)
     for word, values, advice in (
         ("undecided", wide, f"{n} seeds would do"),
         ("undecided", [-0.1, inf, -0.1, -0.1], ""),
@@ -305,6 +306,7 @@ def test_the_last_lines_say_what_would_decide_a_claim():
         text = "\n".join(summarize(experiment, {"c": row | {"class": word, "claim": made}}))
         assert text.startswith(f"failed: a: b\n\nc: {word.upper()}: c is so\n")
         assert (" would do" in text) == bool(advice) and advice in text
+        assert ("−0.4000 (" in text) == (values == wide)
 
 
 # -- the page, of made-up losses
