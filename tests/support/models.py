@@ -30,6 +30,10 @@ LAYERNORM, LAYERNORM_NET = (
     dict(kind="layer", norm_bias=True, linear_bias=True),
 )
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
+NGPT = dict(POST, input_norm=True, mid_norm="both", qk_norm=True, gain="none", gain_out="sphere")
+NGPT |= dict(branch_scale="layerscale", branch_scale_init=0.3, tied_skip=True, unit_rows=True)
+NGPT_NET = dict(attn="mid post", mlp="mid post", final=False, input_norm=True, qk_norm=True)
+NGPT_NET |= dict(gains="none", out="sphere", share=0.3)
 UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
@@ -71,6 +75,7 @@ SCHEMES = {
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
+    "nGPT": (NGPT, NGPT_NET),
     "CompleteP": (
         COMPLETEP,
         dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1)),
@@ -145,7 +150,7 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
+    "llama + HG + DNP + OR + LNS | llama + nGPT | CompleteP + llama + S5 + LNS branch"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.

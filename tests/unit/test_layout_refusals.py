@@ -78,6 +78,8 @@ REFUSED = (
     (dict(lns_learn=True, lns="norm", gain="none"), "lns_learn gain=shared"),
     (dict(deepnorm=True, post_norm="attn"), "deepnorm post_norm=both"),
     (dict(POST, admin=True, deepnorm=True), "deepnorm admin"),
+    (dict(tied_skip=True), "tied_skip branch_scale=layerscale"),
+    (dict(unit_rows=True, init_std=0.1, sigma_reparam=True), "unit_rows init_std sigma_reparam"),
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),
