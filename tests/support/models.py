@@ -196,6 +196,17 @@ def perturb(model, seed=0):
     return model
 
 
+def off_unit(weights) -> float:
+    """The largest difference from 1 of a row's length, of a column's in o and down, in a state
+    dict."""
+    far = 0.0
+    for name, weight in weights.items():
+        if weight.ndim > 1:
+            dim = -2 if name.endswith(("o.weight", "down.weight")) else -1
+            far = max(far, (weight.norm(dim=dim) - 1).abs().max().item())
+    return far
+
+
 def build(flags, n_layer=2, dtype=torch.float64):
     """A small model with random weights, in eval mode."""
     return perturb(GPT(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags}))).to(dtype).eval()
