@@ -199,12 +199,11 @@ def perturb(model, seed=0):
 def off_unit(weights) -> float:
     """The largest difference from 1 of a row's length, of a column's in o and down, in a state
     dict."""
-    far = 0.0
-    for name, weight in weights.items():
-        if weight.ndim > 1:
-            dim = -2 if name.endswith(("o.weight", "down.weight")) else -1
-            far = max(far, (weight.norm(dim=dim) - 1).abs().max().item())
-    return far
+    return max(
+        (w.norm(dim=-2 if name.endswith((".o.weight", ".down.weight")) else -1) - 1).abs().max()
+        for name, w in weights.items()
+        if w.ndim > 1
+    )
 
 
 def build(flags, n_layer=2, dtype=torch.float64):

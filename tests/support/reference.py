@@ -138,7 +138,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         factor = net.q_factor / math.sqrt(d_h)  # eq. 9
         if net.out == "sphere":  # nGPT, secs. 2.3 and 2.5: unit vectors times s, stored at 1/√d
             factor = math.sqrt(d_h)
-            s = take(name + ".qk_scale.gain") * math.sqrt(u.shape[-1])
+            s = (take(name + ".qk_scale.gain") * math.sqrt(u.shape[-1])).chunk(net.heads)
         future = torch.full((T, T), float(net.causal)).triu(1).bool()
         outputs = []
         for head in range(net.heads):
@@ -153,8 +153,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
             if net.out == "sphere":
-                s_h = s[head * d_h : (head + 1) * d_h]
-                q_h, k_h = s_h * q_h / math.sqrt(d_h), s_h * k_h / math.sqrt(d_h)
+                q_h, k_h = (s[head] * x / math.sqrt(d_h) for x in (q_h, k_h))
             scores = q_h @ k_h.transpose(1, 2) * factor
             scores = scores.masked_fill(future, -math.inf)
             outputs.append(softmax(scores) @ v_h)
@@ -249,14 +248,12 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
         x = norm("final_norm", x, usual)
-    gpt_sphere = net.out == "sphere" and net.causal
-    if gpt_sphere:  # nGPT eq. 3, of a stream of length 1, s_z stored at 1/√d
-        x = x / math.sqrt(x.shape[-1])
     logits = (
         net.logits_factor * x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
     )
-    if gpt_sphere:
-        logits = logits * take("logits_scale.gain")[: net.vocab] * math.sqrt(x.shape[-1])
+    if net.out == "sphere" and net.causal:  # nGPT, sec. 2.1: of a stream of length 1
+        root = math.sqrt(x.shape[-1])
+        logits = logits / root * (take("logits_scale.gain")[: net.vocab] * root)  # stored at 1/√d
     if unused:
         raise AssertionError(f"the equations have no place for {sorted(unused)}")
     return logits, None if targets is None else mean_loss(logits, targets)
