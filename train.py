@@ -430,7 +430,7 @@ def evaluate_run(run: Run) -> dict[str, float] | None:
         run.eval_model,
         run.task,
         run.data,
-        run.config.eval_tokens,
+        run.data.validation(run.config.eval_tokens, run.config.eval_rows),
         run.trainer.micro,
         run.env,
         run.stop,

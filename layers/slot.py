@@ -11,7 +11,13 @@ from torch import Tensor
 from layers.ops import cast, drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
 
-SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+SQUASH = {
+    "tanh": tanh,
+    "erf": torch.erf,
+    "hardtanh": F.hardtanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
 CENTRES = {"rmsnorm": False, "layernorm": True}  # whether a norm subtracts the mean
 
 
@@ -69,19 +75,20 @@ def empty_parameter(n: int) -> nn.Parameter | None:
 class Norm(NamedTuple):
     """The function that a slot normalises with, computed in fp32 at least."""
 
-    kind: str = "none"  # "none", "rmsnorm", "layernorm", or "dyt": squash(α x)
+    kind: str = "none"  # "none", "rmsnorm", "layernorm", or "dyt": squash(α x + s)
     eps: float = 1e-6  # added inside the root of RMSNorm and LayerNorm
     groups: int = 1  # groups of channels with separate statistics, for RMSNorm and LayerNorm
     squash: str = "tanh"  # DyT's function: a key of SQUASH
     alpha: float = 1.0  # DyT's initial α
     learn_alpha: bool = True  # whether DyT's α is a parameter
+    shift: bool = False  # whether DyT has s, a parameter
 
 
 NO_NORM = Norm()
 
 
 class Slot(nn.Module):
-    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional.
+    """y = drop( const · (gain · normalise(const_in · shrink(x)) + bias) ), each part optional.
 
     x and y are (..., dim).
 
@@ -95,6 +102,8 @@ class Slot(nn.Module):
     const     constant factor on the output, or None. 1.0 is multiplied too, so that blocks which
               differ in their constants alone share one compiled graph
     const_in  constant factor on the input, or None; only lns=input has one
+    shrinks   whether there is a learned gate g, 0 at first, of shrink(x) = x − SiLU(g) x, where
+              the gradient with respect to x is that of x alone: GPAS (arXiv 2506.22049)
     drop      rate of stochastic depth, the probability that y of a whole sample is 0 in training;
               None: off
     fold      leave const · gain to the next linear map, which multiplies its weight by
@@ -114,6 +123,7 @@ class Slot(nn.Module):
         n_bias: int = 0,
         const: float | None = None,
         const_in: float | None = None,
+        shrinks: bool = False,
         drop: float | None = None,
         fold: bool = False,
     ):
@@ -131,12 +141,14 @@ class Slot(nn.Module):
         self.fold = fold and not n_bias
         self.init_gain = init_gain
         self.init_alpha = norm.alpha
-        self.param_roles = {"bias": "bias", "alpha": "scalar"}
+        self.param_roles = {"bias": "bias", "alpha": "scalar", "shift": "scalar", "gate": "scalar"}
         self.add_gain(n_gain, role)
         self.bias = empty_parameter(n_bias)
         self.alpha = norm.alpha
         if norm.kind == "dyt" and norm.learn_alpha:
             self.alpha = empty_parameter(1)
+        self.shift = empty_parameter(int(norm.shift))
+        self.gate = empty_parameter(int(shrinks))
 
     def add_gain(self, n: int, role: str) -> None:
         """Create the parameters of a gain (n,); n = 0: none. The constructor calls it."""
@@ -166,7 +178,10 @@ class Slot(nn.Module):
         if self.norm_kind == "none":
             return x
         if self.norm_kind == "dyt":
-            return SQUASH[self.squash](self.alpha * upcast(x))
+            x = self.alpha * upcast(x)
+            if self.shift is not None:
+                x = x + self.shift
+            return SQUASH[self.squash](x)
         if self.fold and self.runtime.compute_dtype is not None:
             # A product follows. Its input is rounded here, and kept rounded for the backward pass.
             dtype = self.runtime.compute_dtype
@@ -179,6 +194,8 @@ class Slot(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """y may be fp32 where x is bf16: a caller that needs the dtype of x casts it back."""
+        if self.gate is not None:
+            x = x - F.silu(self.gate) * x.detach()
         if self.factor_in is not None:
             x = self.factor_in * x
         x = self.normalise(x)
@@ -205,8 +222,9 @@ class Slot(nn.Module):
     def init(self) -> None:
         """Set every parameter to its initial value."""
         self.set_gain(self.init_gain)
-        if self.bias is not None:
-            self.bias.zero_()
+        for start_at_zero in (self.bias, self.shift, self.gate):
+            if start_at_zero is not None:
+                start_at_zero.zero_()
         if isinstance(self.alpha, nn.Parameter):
             self.alpha.fill_(self.init_alpha)
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -207,15 +208,14 @@ def evaluate(
     model: Transformer,
     task: Task,
     data: PreparedData,
-    eval_tokens: int,
+    rows: np.ndarray,
     micro: int,
     env: Env,
     stop: Stop,
 ) -> dict[str, float] | None:
-    """{"val_loss": mean loss in nats, and the task's other scores} over the fixed validation rows,
-    split over ranks. None if the run is stopped meanwhile. All ranks must call it. The means depend
-    on neither batch size nor ranks."""
-    rows = data.validation(eval_tokens)
+    """{"val_loss": mean loss in nats, and the task's other scores} over the validation rows that
+    start at `rows`, split over ranks. None if the run is stopped meanwhile. All ranks must call it.
+    The means depend on neither batch size nor ranks."""
     own_rows = rows[env.rank :: env.world_size]
     n_batches = math.ceil(len(rows) / (env.world_size * micro))  # the same on every rank
     totals = 0  # then a tensor: the sum of each score over the targets, and their count

@@ -87,13 +87,17 @@ class TrainConfig:
     #   output: the others
     input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # gains that count as input gains, among
     #   those that the paper does not classify: a list in the order v, up, final, as in v,final. v,
-    #   up: the gains after v and after SwiGLU's up (gain_out); final: the final norm's gain
+    #   up: the gains after v and after SwiGLU's up (gain_out, v_norm); final: the final norm's gain
     decay_scalars: bool = False  # apply weight decay to learned scalars (as DyT's LLaMA code does)
     #   and biases
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's
     #   matrices have momentum instead
     beta2: Fraction = 0.95  # decay rate of the average squared gradient, as in Adam; not used by
-    #   msgdw and Muon's matrices
+    #   msgdw; Muon's matrices use it with muon_row_norm
+    adam_eps: Annotated[float, Range(gt=0, lt=1)] | None = None  # ε of adamw, adam_mini and of
+    #   muon's AdamW; None = 1e-8
+    cautious_decay: bool | None = None  # adamw, muon: weight decay only where the update moves a
+    #   weight towards zero (arXiv 2510.12402); None = False
     momentum: Fraction | None = None  # momentum of msgdw and muon; None = 0.9 for msgdw, 0.95 for
     #   muon
     dampening: Fraction | None = None  # msgdw: the gradient enters the momentum times
@@ -104,6 +108,11 @@ class TrainConfig:
     #   makes them as large as AdamW's; None = match_rms_adamw
     muon_steps: Annotated[int, Range(ge=1, le=20)] | None = None  # muon: steps of the Newton-Schulz
     #   iteration; None = 5
+    muon_coefficients: Literal["jordan", "polar"] | None = None  # muon: coefficients of the
+    #   iteration. jordan: Keller Jordan's, the same in each step; polar: those of Polar Express
+    #   (arXiv 2505.16932), for at most 5 steps; None = jordan
+    muon_row_norm: bool | None = None  # muon: divide each row of an update by the root of its mean
+    #   square over the last steps (NorMuon, arXiv 2510.05491); None = False
     adamw_learning_rate: NonNegativeFloat | None = None  # muon: peak learning rate of the
     #   parameters that AdamW updates; None = learning_rate or, with muon_adjust_lr=original, 6e-4
     adamw_weight_decay: NonNegativeFloat | None = None  # muon: weight decay of the parameters that
@@ -153,6 +162,9 @@ class TrainConfig:
     eval_interval: PositiveInt = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: NonNegativeInt = 1_000_000  # validation tokens per evaluation, always the same
     #   ones; 0 = all. An image has its patches, and a class token, as tokens
+    eval_rows: Literal["spread", "first"] = "spread"  # where these tokens stand in the validation
+    #   split. spread: in rows evenly spaced over it; first: at its start, so that a loss can be
+    #   compared with that of another code on the first n tokens
     eval_only: bool = False  # evaluate once and exit
     target_val_loss: NonNegativeFloat = 0.0  # end the run at the first evaluation with a loss of at
     #   most this; 0 = never

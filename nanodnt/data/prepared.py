@@ -1,5 +1,5 @@
-"""Base classes of datasets. `PreparedData`: files, the order of an epoch, evenly spaced validation
-rows. `Tokens`: rows of token ids, for texts and examples. `Prefetch` reads ahead."""
+"""Base classes of datasets. `PreparedData`: files, the order of an epoch, the rows of an
+evaluation. `Tokens`: rows of token ids, for texts and examples. `Prefetch` reads ahead."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,12 +56,23 @@ class PreparedData:
         targets. So all evaluation batches have one shape."""
         raise NotImplementedError
 
-    def validation(self, eval_tokens: int = 0) -> np.ndarray:
-        """The starts of the validation rows, for `val_batch`: evenly spaced, at most `eval_tokens`
-        tokens in all (0 = no limit); int64 (rows,)."""
+    def validation(self, eval_tokens: int = 0, eval_rows: str = "spread") -> np.ndarray:
+        """The starts of the validation rows, for `val_batch`: at most `eval_tokens` tokens in all
+        (0 = no limit), "spread" evenly over the split, or its "first" ones; int64 (rows,).
+
+        ValueError if the split has fewer first rows than that."""
         n_rows = self.n_val
         if eval_tokens:
-            n_rows = min(n_rows, max(1, eval_tokens // self.block_size))
+            n_rows = max(1, eval_tokens // self.block_size)
+        if eval_rows == "first":
+            if n_rows > self.n_val:
+                raise ValueError(
+                    f"eval_rows=first: eval_tokens={eval_tokens} are {n_rows:,} rows of "
+                    f"{self.block_size}, but {self.name} has {self.n_val:,} for validation: "
+                    "lower eval_tokens, or prepare more"
+                )
+            return np.arange(n_rows, dtype=np.int64) * self.stride
+        n_rows = min(n_rows, self.n_val)
         return np.arange(n_rows, dtype=np.int64) * self.n_val // n_rows * self.stride
 
     def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int | None:

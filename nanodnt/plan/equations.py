@@ -29,6 +29,9 @@ LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
     "bₑ": "bias on the choice of experts, {} at first; "
     "no loss trains it, it follows the experts' load",
     "α": "learned scalar of DyT, {} at first",
+    "δ": "learned shift of Derf, {} at first",
+    "shrink": "shrink(x) = x − silu(h) x, whose gradient passes to x without the factor; "
+    "h is a learned scalar, {} at first (GPAS)",
     "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
 }
 # constants in equations are marked «like this», so that blocks can be compared without them
@@ -36,10 +39,10 @@ CONSTANT = r"«([^»]*)»"
 # Names of the parameters that the equations show. A new module in a branch needs a place here and
 # in the equations of that branch; `describe_hidden` names parameters without one.
 SHOWN = re.compile(
-    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.([qk]_norm|qk_scale)"
+    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.([qkv]_norm|qk_scale)"
     r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
     r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head|logits_scale)"
-    r"\.(weight|sigma|gain|magnitude|direction|alpha|bias|choice_bias)"
+    r"\.(weight|sigma|gain|magnitude|direction|alpha|shift|gate|bias|choice_bias)"
 )
 
 
@@ -58,6 +61,9 @@ def symbol(slot: Slot) -> str | None:
 
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     """The slot applied to `x`, as text. Every constant is marked, «0.7071», even a 1."""
+    if slot.gate is not None:
+        x = f"shrink({x})"
+        is_sum = False
     x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
     if slot.norm_kind == "dyt":
         x = dyt_equation(slot, x)
@@ -76,7 +82,8 @@ def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
 def dyt_equation(slot: Slot, x: str) -> str:
     alpha = "α" if isinstance(slot.alpha, nn.Parameter) else f"{slot.alpha:.4g}"
     squash = "" if slot.squash == "identity" else slot.squash
-    return f"{squash}({alpha} {x})"
+    shift = "" if slot.shift is None else " + δ"
+    return f"{squash}({alpha} {x}{shift})"
 
 
 def linear_equation(linear: Linear, name: str, x: str) -> str:
@@ -119,16 +126,20 @@ def mixture_equations(config: GPTConfig, moe: nn.Module) -> list[str]:
     return [*lines, result]
 
 
+def head_equation(slot: Slot, linear: Linear, name: str) -> str:
+    """q, k or v of u as text: a matrix and the slot on each head of its output."""
+    y = equation(slot, linear_equation(linear, name, "u"))
+    if slot.norm_kind == "none":
+        return y
+    return f"{y} per head"
+
+
 def attention_equations(config: GPTConfig, attention: nn.Module) -> list[str]:
     """The lines of attention, the last without its left side."""
-    q = equation(attention.q_norm, linear_equation(attention.q, "Wq", "u"))
-    k = equation(attention.k_norm, linear_equation(attention.k, "Wk", "u"))
-    v = linear_equation(attention.v, "Wv", "u")
-    remark = ""
-    if config.qk_norm:
-        remark += " per head"
-    if config.pos == "rope":
-        remark += ", rotated (RoPE)"
+    q = head_equation(attention.q_norm, attention.q, "Wq")
+    k = head_equation(attention.k_norm, attention.k, "Wk")
+    v = head_equation(attention.v_norm, attention.v, "Wv")
+    remark = ", rotated (RoPE)" if config.pos == "rope" else ""
     scale = attention.qk_scale
     logits = f"{equation(scale, equation(scale, 'q'))} kᵀ/√{config.head_dim}"
     if config.causal:
@@ -266,6 +277,10 @@ def initial_values(model: Transformer) -> Iterator[tuple[str, float]]:
                 yield "ω" if module in skips else name, module.init_gain
             if isinstance(module.alpha, nn.Parameter):
                 yield "α", module.init_alpha
+            if module.shift is not None:
+                yield "δ", 0
+            if module.gate is not None:
+                yield "shrink", 0
         if isinstance(module, SigmaReparam):
             yield "g", 1
         if getattr(module, "bias", None) is not None:

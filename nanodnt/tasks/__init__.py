@@ -93,11 +93,14 @@ def open_data(
     config: TrainConfig, model_config: GPTConfig, meta: Meta | None = None
 ) -> PreparedData:
     """The dataset of a TrainConfig, in rows for the model. `meta`: its meta.json, if it is verified
-    already. ValueError for a dataset that is not prepared or damaged, and flags of another task."""
+    already. ValueError for a dataset that is not prepared or damaged, too few validation rows for
+    eval_rows=first, and flags of another task."""
     meta = meta or load_meta(config.dataset)
     task = task_of_data(meta)
     check_flags(task, config)
-    return task.open_data(meta, config, model_config)
+    data = task.open_data(meta, config, model_config)
+    data.validation(config.eval_tokens, config.eval_rows)  # refuses a split that is too short
+    return data
 
 
 def check_flags(task: Task, config: TrainConfig) -> None:

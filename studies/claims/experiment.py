@@ -47,6 +47,7 @@ from studies.claims.study import (
     Number,
     ProtocolRow,
     Study,
+    Trials,
     arms_in,
     compare_protocol,
     load_study,
@@ -74,6 +75,10 @@ from studies.sweep.runner import (
 TUNING_SEEDS = (0, 5)
 MOST_DOUBLINGS = 6  # largest distance from the grid's middle, up or down, in doublings
 CLIFF = 0.2  # nats: a rate whose double costs more is not taken
+# Flags that fill_defaults gives a value, and that did not exist when the first runs were recorded.
+NEWER_FLAGS = dict(
+    adam_eps=1e-8, cautious_decay=False, muon_coefficients="jordan", muon_row_norm=False
+)
 
 
 @dataclass
@@ -156,13 +161,15 @@ def choose_rate(losses: dict[int, float]) -> RateChoice:
 
 def digest_settings(run: TrainingRun) -> str:
     """A checksum of the run's settings that are not the default, so that a new flag with a default
-    changes no checksum. Nor does a new type of block, whose ratio of learning rates is 1."""
+    changes no checksum. Nor do NEWER_FLAGS, or a new type of block, whose ratio of learning rates
+    is 1."""
     settings = {}
     for config in resolve_configs(run.args):
         for field in fields(config):
             value = getattr(config, field.name)
             is_unused_ratio = field.name.startswith("lr_ratio_") and value == 1
-            if value != field.default and not is_unused_ratio:
+            defaults = (field.default, NEWER_FLAGS.get(field.name, field.default))
+            if value not in defaults and not is_unused_ratio:
                 settings[field.name] = value
     for name in IGNORED_FIELDS:
         settings.pop(name, None)
@@ -310,6 +317,8 @@ class Experiment:
     def find_rate(self, name: str, files: str) -> Tuned:
         """The best learning rate of an arm with these files, by `choose_rate`: factors of two
         around that of the files, on the mean of the tuning seeds."""
+        if self.study.trials:
+            return self.try_rates(name, files, self.study.trials)
         middle = self.configs_of(name, files=files).train.learning_rate
         wanted = [-1, 0, 1]
         tried = {}  # {k: losses of the tuning seeds} at the rate middle · 2^k
@@ -327,6 +336,16 @@ class Experiment:
             best = max(tried) - 1 if more > 0 else min(tried)
         by_rate = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(middle * 2.0**best, files, by_rate)
+
+    def try_rates(self, name: str, files: str, trials: Trials) -> Tuned:
+        """The rate of an arm with the lowest loss, of those that all arms try."""
+        seed = TUNING_SEEDS[0]
+        runs = [self.run_of(name, lr, seed, f"{files} {trials.flags}") for lr in trials.rates]
+        tried = {}
+        for lr, loss in zip(trials.rates, self.measure("loss", runs), strict=True):
+            tried[lr] = [loss]
+        best = min(tried, key=lambda lr: mean_loss(tried[lr]))
+        return Tuned(best, files, tried)
 
     def plan(self, claim_id: str) -> Plan:
         """The number of seeds of a claim's primary number, by `plan_seeds` from the tuning

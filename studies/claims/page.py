@@ -3,6 +3,7 @@ words, then each claim in full."""
 
 import math
 import os
+import statistics
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from nanodnt.files import make_folder, write_file
-from nanodnt.run.metrics import save_figure
+from nanodnt.run.metrics import PALETTE, save_figure
 from nanodnt.tasks import task_of
 from studies.analysis.figure import STYLE, picture, plt
-from studies.claims.experiment import TUNING_SEEDS, Experiment, Losses, MissingRun
+from studies.claims.experiment import (
+    TUNING_SEEDS,
+    Experiment,
+    Losses,
+    MissingRun,
+    mean_loss,
+)
 from studies.claims.judge import CLASSES, FEWEST, Variance, count_seeds_to_decide, interval
 from studies.claims.study import Claim, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
@@ -31,6 +38,12 @@ RATES = (
     "Of the arms that are tuned: mean and range of the tuning seeds. The figure has at most "
     "{highest:g} nats; a cross is a\n"
     "rate at which a run diverged.\n"
+)
+LOSSES = (
+    "## Losses\n\n{picture}\n\n"
+    "Validation loss, nats per {unit}: a dot for each seed, a bar at the mean. The table has the "
+    "mean and the learning rate\n"
+    "that the trials chose.\n"
 )
 EACH = """## Each claim
 
@@ -188,10 +201,17 @@ def claim_section(row: Row, experiment: Experiment) -> list[str]:
     return [*lines, "</details>\n"]
 
 
+def loss_unit(experiment: Experiment) -> str:
+    """What the losses are per: "token", for example."""
+    return task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
+
+
 def find_curves(experiment: Experiment) -> dict[str, dict[str, dict[float, Losses]]]:
     """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are
-    tuned; arms with the same files at another rate add theirs."""
+    tuned on a grid of their own; arms with the same files at another rate add theirs."""
     curves = {}
+    if experiment.study.trials:
+        return curves
     arms = experiment.study.arms
     for name, arm in arms.items():
         try:
@@ -222,9 +242,67 @@ def draw_rates(curves: dict[str, dict], path: Path, unit: str, formats: Sequence
         save_figure(figure, path, formats)
 
 
+def find_losses(experiment: Experiment) -> dict[str, dict[str, Losses]]:
+    """{base: {arm: losses of the reported seeds}} of the recorded arms of a study with equal
+    trials."""
+    losses = {}
+    if not experiment.study.trials:
+        return losses
+    for name, arm in experiment.study.arms.items():
+        with suppress(MissingRun):
+            runs = experiment.reported(name, experiment.seeds_of(name))
+            if runs:
+                losses.setdefault(arm.base, {})[name] = experiment.measure("loss", runs)
+    return losses
+
+
+def short_name(arm: str, base: str) -> str:
+    """An arm's name without its base: "DNT" of "DNT under AdamW"."""
+    return arm.removesuffix(f" under {base}")
+
+
+def loss_table(losses: dict[str, dict[str, Losses]], experiment: Experiment) -> list[str]:
+    """The lines of the table of mean losses and tuned rates: a row for each arm, by its short name,
+    and a column for each base."""
+    by_name = {}
+    for base, arms in losses.items():
+        for arm, by_seed in arms.items():
+            cell = f"{format_loss(mean_loss(by_seed))} at {experiment.tune(arm).lr:g}"
+            by_name.setdefault(short_name(arm, base), {})[base] = cell
+    rows = [["", *losses]]
+    for name, cells in by_name.items():
+        rows.append([name, *(cells.get(base, "–") for base in losses)])
+    return markdown_table(rows)
+
+
+def draw_losses(
+    losses: dict[str, dict[str, Losses]], path: Path, unit: str, formats: Sequence[str]
+) -> None:
+    """Draw the losses of `find_losses`, per `unit`: a panel for each base, a row for each arm, a
+    dot for each seed, a bar at the mean. A run that diverged has no dot."""
+    with plt.rc_context(STYLE):
+        height = 1.2 + 0.24 * max(map(len, losses.values()))
+        figure, axes = plt.subplots(
+            1, len(losses), figsize=(3.6 * len(losses), height), squeeze=False
+        )
+        for axis, (base, arms) in zip(axes.flat, losses.items(), strict=True):
+            for row, by_seed in enumerate(arms.values()):
+                ended = [loss for loss in by_seed if loss is not None]
+                axis.plot(ended, [row] * len(ended), "o", color=PALETTE[0], alpha=0.6)
+                if ended:
+                    mean = statistics.mean(ended)
+                    axis.plot(mean, row, "|", color="black", markersize=11)
+            axis.set_yticks(range(len(arms)), [short_name(name, base) for name in arms])
+            axis.invert_yaxis()
+            axis.set(title=base, xlabel=f"validation loss (nats per {unit})")
+        save_figure(figure, path, formats)
+
+
 def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[str, dict]) -> str:
     """The page's text, from the verdicts of `judge` and the curves of `find_curves`."""
     study = experiment.study
+    losses = find_losses(experiment)
+    formats = experiment.config.formats
     rows = sorted(verdicts.values(), key=lambda row: CLASSES.index(row["class"]))
     title = "Claims, tested"
     if any(claim.paper for claim in study.claims):
@@ -233,6 +311,10 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     note = textwrap.fill(study.note, 120)
     docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip()]
+    if losses:
+        shown = picture("Losses by arm", f"{experiment.name}/losses", formats)
+        lines += ["", LOSSES.format(picture=shown, unit=loss_unit(experiment))]
+        lines += loss_table(losses, experiment)
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
         lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged))]
@@ -253,7 +335,7 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         lines += ["## What others found\n", *markdown_table(table)]
     if curves:
         place = f"{experiment.name}/rates"
-        shown = picture("Loss and learning rate", place, experiment.config.formats)
+        shown = picture("Loss and learning rate", place, formats)
         lines.append(RATES.format(picture=shown, highest=HIGHEST))
     bases = [f"{base}: `{files}`" for base, files in study.bases.items() if files]
     words = "; ".join(bases) or "the papers' own configurations stand alone"
@@ -264,16 +346,17 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
 
 
 def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
-    """Write the page, with the verdicts of `judge`, and its figure; returns their paths."""
+    """Write the page, with the verdicts of `judge`, and its figure: of the losses by arm if all
+    arms had equal trials, else of the losses by learning rate. Returns their paths."""
     curves = find_curves(experiment)
+    losses = find_losses(experiment)
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
-    if curves:
-        formats = experiment.config.formats
-        figure = experiment.folder / "rates.png"
-        paths += [figure.with_suffix(f".{name}") for name in formats]
-        unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
-        draw_rates(curves, figure, unit, formats)
+    for name, drawn, draw in (("losses", losses, draw_losses), ("rates", curves, draw_rates)):
+        if drawn:
+            figure = experiment.folder / f"{name}.png"
+            draw(drawn, figure, loss_unit(experiment), experiment.config.formats)
+            paths += [figure.with_suffix(f".{kind}") for kind in experiment.config.formats]
     text = render_page(experiment, verdicts, curves)
     write_file(paths[0], lambda f: f.write(text.encode()))
     return paths

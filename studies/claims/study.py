@@ -95,6 +95,14 @@ class Claim(NamedTuple):
         return abs(self.number.published) / 2 if self.smallest is None else self.smallest
 
 
+class Trials(NamedTuple):
+    """The tuning of a study in which all tuned arms have equally many trials: each is trained once,
+    with the first tuning seed, at each of these learning rates, and the lowest loss chooses."""
+
+    rates: tuple[float, ...]
+    flags: str = ""  # flags of these runs, after the arm's: fewer steps, for example
+
+
 class Study(NamedTuple):
     title: str  # the scale: models, data, hardware
     bases: dict[str, str]  # {name: config files and flags that come first}
@@ -104,6 +112,7 @@ class Study(NamedTuple):
     #   one at a time
     paired: bool = True  # plan seeds from the spread of the difference between the arms, and judge
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
+    trials: Trials | None = None  # equal trials; None: a grid of rates for each arm, which grows
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
     #   "−" or "0")]}
@@ -193,12 +202,17 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
         names.append((name, f"base of arm {name!r}", arm.base, study.bases))
         if arm.of:
             names.append((name, f"of of arm {name!r}", arm.of, study.arms))
+    if study.trials and not study.trials.rates:
+        yield "trials", "trials has no rates: name at least one"
     signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"
         has_effect = claim.number.published or claim.smallest is not None
         if not has_effect or claim.effect <= 0:
             problem = "smallest, the smallest effect that matters, must be a number above 0"
+            yield claim.id, f"{where}: {problem}"
+        if study.trials and not claim.seeds and not claim.cannot:
+            problem = "trials has one tuning seed, which shows no spread: give the claim its seeds"
             yield claim.id, f"{where}: {problem}"
         names.append((claim.id, f"expect of {where}", claim.expect, signs))
         for name in arms_in(claim.numbers):

@@ -143,6 +143,42 @@ def test_the_page_and_the_figure(whole, claims):
 
 
 @pytest.mark.deep
+def test_all_arms_have_the_same_trials(base, tmp_path):
+    study = tmp_path / "equal.py"
+    study.write_text(f"""
+from studies.claims.study import Arm, Claim, Number, Study, Trials
+study = Study(
+    "a test",
+    bases={{"f": "{base}"}},
+    arms={{"plain under f": Arm("f"), "other under f": Arm("f", "--beta2=0.5")}},
+    claims=[
+        Claim("is-other", "other is better", Number("difference", "other under f - plain under f"),
+              smallest=0.1, seeds=2)
+    ],
+    trials=Trials((1e-4, 1e-2), "--max_iters=10 --eval_interval=10"),
+)
+""")
+    with in_process():
+        assert call(study, tmp_path) == 0
+    made = make_experiment(tmp_path, study, judge_only=True)
+    losses = {}  # {(arm, steps, learning rate): [losses]}, from the runs themselves
+    for run in (tmp_path / "out" / "equal").iterdir():
+        train = json.loads((run / "config.json").read_text())["train"]
+        key = (train["beta2"], train["max_iters"], train["learning_rate"])
+        losses.setdefault(key, []).append(metrics(run)[-1]["val_loss"])
+    for name, beta2 in (("plain under f", 0.95), ("other under f", 0.5)):
+        trials = {lr: losses[beta2, 10, lr] for lr in (1e-4, 1e-2)}
+        assert made.tune(name).tried == trials  # one run each
+        chosen = min(trials, key=trials.get)
+        assert made.tune(name).lr == chosen and len(losses[beta2, STEPS, chosen]) == 2
+    assert len(losses) == 6
+    page = (tmp_path / "results" / "equal.md").read_text()
+    assert "(equal/losses.png)" in page and "rates.png" not in page
+    mean = statistics.mean(losses[0.5, STEPS, chosen])
+    assert f"| other | {mean:.3f} at {chosen:g} |" in page
+
+
+@pytest.mark.deep
 def test_judging_alone_needs_the_record_and_nothing_else(
     whole, claims, tmp_path, monkeypatch, capsys
 ):
@@ -238,12 +274,18 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "",
             "n_layer is 2, and 3 in",
         ),
+        (("claims=[", "trials=Trials(()), claims=["), "", "trials has no rates: name at least one"),
+        (
+            ("claims=[", "trials=Trials((1e-2,)), claims=["),
+            "",
+            "mine.py:15: claim learns: trials has one tuning seed, which shows no spread: give the",
+        ),
         ((str(base), str(other)), "--only=A", "gone"),  # the dataset
     ]
     for (old, new), flags, words in mistakes:
         assert old in text
         study.write_text(
-            text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study")
+            text.replace(old, new, 1).replace("Number, Study", "Number, Setting, Study, Trials")
         )
         assert call(study, tmp_path, *filter(None, [flags])) == 1, words
         (line,) = capsys.readouterr().err.splitlines()

@@ -25,6 +25,9 @@ S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
 S5_NET = dict(S4_NET, mlp="mid")
 POST_NET = dict(attn="post", mlp="post", final=False)
 NO_NET = dict(attn="", mlp="", final=False)
+QK_FULL = dict(qk_norm=True, qk_norm_over="full")
+HYBRID = dict(pre_norm="none", post_norm="attn", qk_norm=True, v_norm=True)
+HYBRID_NET = dict(attn="post", mlp="", qk_norm=True, v_norm=True)
 LAYERNORM, LAYERNORM_NET = (
     dict(norm="layernorm", bias=True),
     dict(kind="layer", norm_bias=True, linear_bias=True),
@@ -38,6 +41,7 @@ UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
 COMPLETEP = dict(parametrization="completep", base_n_embd=4, base_n_layer=1, base_head_size=1)
+DERF = dict(norm="dyt", dyt_squash="erf", dyt_shift=True, dyt_bias=True)
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
 # The three tables have rows of the form
@@ -71,10 +75,27 @@ SCHEMES = {
     "LayerScale": (dict(branch_scale="layerscale"), dict(branch_gain="vector")),
     "SkipInit": (dict(branch_scale="skipinit"), dict(branch_gain="scalar")),
     "Fixup": (FIXUP, dict(NO_NET, fixup=True)),
+    "Derf": (DERF, dict(kind="dyt", squash="erf", shift=True, norm_bias=True)),
+    "GPAS": (dict(gpas=True), dict(gpas=True)),
     "sigmaReparam": (dict(sigma_reparam=True), dict(sigma=True)),
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
+    "Peri-LN": (dict(mid_norm="both", input_norm=True), dict(S4_NET, qk_norm=False)),
+    "Gemma 3": (
+        dict(mid_norm="both", qk_norm=True, embed_scale=True),
+        dict(S4_NET, input_norm=False, embed_scale=True),
+    ),
+    "OLMo-2": (
+        dict(QK_FULL, pre_norm="none", mid_norm="both"),
+        dict(attn="mid", mlp="mid", qk_norm=True, qk_over="full"),
+    ),
+    "HybridNorm": (HYBRID, HYBRID_NET),
+    "HybridNorm*": (dict(HYBRID, pre_norm_sublayers=2), dict(HYBRID_NET, first_pre=2)),
+    "Keel": (
+        dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
+        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, keel=True),
+    ),
     "nGPT": (NGPT, NGPT_NET),
     "CompleteP": (
         COMPLETEP,
@@ -98,6 +119,8 @@ BESIDE = {
     "1/l^0.3": (dict(lns_power=0.3), dict(power=0.3)),
     "ffn alone": (dict(lns_branches="mlp"), dict(lns_on="mlp")),
     "Mix-LN 2": (dict(post_norm_blocks=2), dict(post_blocks=2)),
+    "first pre": (dict(pre_norm_sublayers=3), dict(first_pre=3)),
+    "skip": (dict(skip_scale=0.9), dict(later_skip=0.9)),
     "2 groups": (dict(norm_groups=2), dict(groups=2)),
     "4 groups": (dict(norm_groups=4), dict(groups=4)),
     "embed scale": (dict(embed_scale=True), dict(embed_scale=True)),
@@ -131,7 +154,8 @@ REPRESENTATIVES = joined(
     "S5 + LNS branch + swiglu | S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | "
     "no norm + SkipInit | LN + 4 groups | Fixup + llama + bias + LNS branch | "
     "sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | LN + post attn + ER | "
-    "HG + DNP + OR"
+    "HG + DNP + OR | Derf + GPAS + Mix-LN | OLMo-2 + llama | HybridNorm* + llama + bias + ER | "
+    "Keel"
 )
 MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale"
 MUCH += " + sigmaReparam + HG + DP + ER"
@@ -150,11 +174,14 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | llama + nGPT | CompleteP + llama + S5 + LNS branch"
+    "llama + HG + DNP + OR + LNS | llama + nGPT | CompleteP + llama + S5 + LNS branch | "
+    "DeepNorm + GPAS | S4 + Derf + LNS residual | llama + S2 | "
+    "OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
 LEAST_LAYERS = {"S5 + Mix-LN + LNS + rope": 2, "HG + Mix-LN + LNS learned": 2, "much at once": 2}
+LEAST_LAYERS |= {"Keel": 2, "S5 + first pre + skip + LNS": 2}
 
 
 def network(name, n_layer, **changes):
@@ -169,7 +196,9 @@ def network(name, n_layer, **changes):
 def depth_of(name) -> int:
     """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor
     other than 1."""
-    return 3 if ALL[name][0].get("post_norm_blocks", 0) > 1 else 2
+    flags = ALL[name][0]
+    is_long = flags.get("post_norm_blocks", 0) > 1 or flags.get("pre_norm_sublayers", 0) > 2
+    return 3 if is_long else 2
 
 
 # ----------------------------------------------------------------------------------------- builders
@@ -184,7 +213,7 @@ def perturb(model, seed=0):
         noise = torch.empty(p.shape).normal_(generator=generator)
         if name.endswith((".gain", ".magnitude", ".direction", ".alpha", ".sigma")):
             p.copy_(1 + 0.3 * noise)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", ".shift", ".gate")):
             p.copy_(0.3 * noise)
         elif name in ("wte.weight", "wpe.weight"):
             p.copy_(noise)

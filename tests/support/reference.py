@@ -3,7 +3,7 @@
 Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test
 says by hand which norm is where. Blocks, heads and tokens are loops, softmax and GELU are written
 out, no kernel is shared. Equation numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795,
-DyT 2503.10622, scale vectors 2605.26895, nGPT 2410.01131.
+DyT 2503.10622, Derf 2512.10938, GPAS 2506.22049, scale vectors 2605.26895, nGPT 2410.01131.
 """
 
 import math
@@ -26,23 +26,31 @@ class Net:
     groups: int = 1  # of channels, each with its own statistics
     squash: str = "tanh"  # DyT's function
     alpha: tuple = ()  # DyT's α where it is a constant: (before attention, elsewhere)
+    shift: bool = False  # Derf's s
     norm_bias: bool = False
     linear_bias: bool = False
     input_norm: bool = False
     qk_norm: bool = False
+    qk_over: str = "head"  # or full: QK-norm over all of q and all of k (OLMo-2)
+    v_norm: bool = False  # over each head of v (HybridNorm)
     theta: float | None = None  # rotary positions of this base; None = a learned table
     act: str = "gelu"
     tied: bool = True
     embed_scale: bool = False  # a scalar on the embedding sum
     post_blocks: int = 0  # Mix-LN: the number of first blocks that have post norms alone
+    first_pre: int = 0  # the number of first sub-layers that have a pre norm alone
     lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual,
     #   input (of the pre norm)
     power: float = 0.5
     lns_on: str = "attn mlp"
     numbers: tuple = ()  # l of each block, and of blocks that are not there; () = 1, 2, …
     skip: float = 1.0  # constant on the stream
+    later_skip: float = 1.0  # the same, in all blocks but the first
+    keel: bool = False  # the stream times 2·blocks, in all blocks but the first
+    branch: float = 1.0  # constant on the branch output
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
+    gpas: bool = False  # a gate on the residual sum; with a post norm, on the stream before the sum
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
     share: float = 0.0  # nGPT: initial share α of the branch in the sum
     fixup: bool = False
@@ -90,7 +98,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         if net.kind == "dyt":
             before_attention = name.endswith("attn.pre")
             alpha = net.alpha[0 if before_attention else 1] if net.alpha else take(name + ".alpha")
-            return squashed(alpha * x, net.squash)
+            shift = take(name + ".shift") if net.shift else 0
+            return squashed(alpha * x + shift, net.squash)
         size = x.shape[-1] // net.groups
         function = rms if net.kind == "rms" else standardise
         return torch.cat([function(part, net.eps) for part in x.split(size, dim=-1)], dim=-1)
@@ -139,6 +148,10 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         if net.out == "sphere":  # nGPT, secs. 2.3 and 2.5: unit vectors times s, stored at 1/√d
             factor = math.sqrt(d_h)
             s = (take(name + ".qk_scale.gain") * math.sqrt(u.shape[-1])).chunk(net.heads)
+        if net.qk_norm and net.qk_over == "full":
+            q, k = rms(q, net.eps), rms(k, net.eps)
+            if usual:
+                q, k = vector(name + ".q.out") * q, vector(name + ".k.out") * k
         future = torch.full((T, T), float(net.causal)).triu(1).bool()
         outputs = []
         for head in range(net.heads):
@@ -146,10 +159,14 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             group = head // (net.heads // net.kv_heads)
             q_h = q[..., head * d_h : (head + 1) * d_h]
             k_h, v_h = (x[..., group * d_h : (group + 1) * d_h] for x in (k, v))
-            if net.qk_norm:  # eq. 10: RMSNorm over d_h, before the rotation
+            # eq. 10: RMSNorm over d_h, before the rotation
+            if net.qk_norm and net.qk_over == "head":
                 q_h, k_h = rms(q_h, net.eps), rms(k_h, net.eps)
                 if usual:
                     q_h, k_h = vector(name + ".q_norm") * q_h, vector(name + ".k_norm") * k_h
+            if net.v_norm:
+                v_h = rms(v_h, net.eps)
+                v_h = vector(name + ".v_norm") * v_h if usual else v_h
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
             if net.out == "sphere":
@@ -217,6 +234,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         ):
             name = f"blocks.{block}.{branch}"
             positions = ["post"] if number <= net.post_blocks else positions
+            if 2 * (number - 1) + (branch == "mlp") < net.first_pre:
+                positions = ["pre"]
             factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}
             u = x
             if "pre" in positions:
@@ -235,8 +254,12 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 x, y = (1 - alpha) * x, alpha * y
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
-            y = factor.get("branch", 1) * net.blocks**-net.depth_power * y
+            y = factor.get("branch", 1) * net.blocks**-net.depth_power * net.branch * y
+            if net.gpas and "post" in positions:
+                x = shrunk(x, take(name + ".skip.gate"))
             x = net.skip * x
+            if number > 1:
+                x = (2 * net.blocks if net.keel else net.later_skip) * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
             if net.admin:
@@ -244,6 +267,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             if seen is not None:
                 seen.append((x, y))
             x = x + y
+            if net.gpas and "post" not in positions:
+                x = shrunk(x, take(name + ".post.gate"))
             x = norm(name + ".post", x, usual) if "post" in positions else x
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
@@ -285,9 +310,16 @@ def mean_loss(logits, targets, smoothing=0.0):
     return sum(terms) / len(terms)
 
 
+def shrunk(x, g):
+    """GPAS: x − SiLU(g) · stopgrad(x)."""
+    return x - g / (1 + torch.exp(-g)) * x.detach()
+
+
 def squashed(x, function):
     if function == "tanh":
         return (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x))
+    if function == "erf":  # from the normal distribution
+        return 2 * torch.special.ndtr(math.sqrt(2) * x) - 1
     if function == "hardtanh":
         return x.clamp(-1, 1)
     return 1 / (1 + torch.exp(-x)) if function == "sigmoid" else x

@@ -91,6 +91,10 @@ def test_validation_windows_are_fixed_spread_and_bounded(folder):
     data = PreparedText(folder, 8)
     assert data.validation().tolist() == [i * 8 for i in range(12)]  # (97 - 1) // 8 windows
     assert data.validation(32).tolist() == [0, 24, 48, 72]
+    assert data.validation(33, "first").tolist() == [0, 8, 16, 24]
+    assert data.validation(96, "first").tolist() == data.validation().tolist()
+    with pytest.raises(ValueError, match="eval_tokens=104 are 13 rows of 8, but .* has 12 for"):
+        data.validation(104, "first")
     x, y = data.val_batch(data.validation(32), 6)
     assert x.shape == y.shape == (6, 8) and (y[:4] == x[:4] + 1).all() and (y[4:] == -1).all()
 

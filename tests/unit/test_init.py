@@ -11,7 +11,7 @@ import torch
 import model as model_file
 from layers.draws import Draws
 from model import GPT, GPTConfig
-from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
+from support.models import DERF, FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
 from support.tolerances import roundings
 
 WIDE = dict(
@@ -119,6 +119,7 @@ def test_initial_standard_deviations(flags, qk, v, up, head, ends, factors):
 
 LAYERSCALE = dict(branch_scale="layerscale")
 START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 1.0}
+START |= {"shift": 0.0, "gate": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 
         (dict(branch_scale="skipinit", n_layer=16), {"mid.gain": 0.25}),
         (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
         (dict(norm="dyt", embed_scale=True, dyt_bias=True), {"embed_scale.gain": 4.0}),
+        (dict(DERF, gpas=True, post_norm_blocks=1), {}),
         (dict(MANY_GAINS, gain_param="magdir"), {}),
         (dict(FIXUP, mlp="swiglu"), {}),
     ],

@@ -50,7 +50,7 @@ def test_every_parameter_gets_a_gradient(name):
 # -------------------------------------------------------------------------------------------- roles
 
 VECTOR = r"\.(gain|magnitude)"
-SCALARS = r".*\.(alpha|sigma)|embed_scale\.gain"
+SCALARS = r".*\.(alpha|shift|gate|sigma)|embed_scale\.gain"
 BRANCH_GAIN = BLOCK + r"(attn|mlp)\.mid\.gain"  # a vector, except for SkipInit and Fixup
 ROLE_TABLE = {
     r"wte\.weight": "emb",
@@ -66,9 +66,11 @@ ROLE_TABLE = {
     + r"(attn|mlp)\.(pre|f\.(experts\.|shared\.)?([qkv]|gate|up|router)\.pre)|final_norm)"
     + VECTOR: "gain_in",
     BLOCK
-    + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.([qk]_norm|qk_scale))"
+    + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qkv]_norm)"
     + VECTOR: "gain_out",
-    BLOCK + r"(attn|mlp)\.skip\.gain|(input_norm|logits_scale)" + VECTOR: "gain_out",
+    BLOCK
+    + r"(attn\.f\.qk_scale|(attn|mlp)\.skip)\.gain|(input_norm|logits_scale)"
+    + VECTOR: "gain_out",
     r".*\.direction": "gain_dir",
     SCALARS: "scalar",
     r".*\.bias": "bias",
