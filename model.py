@@ -346,23 +346,13 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
         n_gain = 1  # SkipInit's scalar replaces the gain of a mid norm, our choice
         role = "scalar"
     const = multiplier(config, "branch", lns_factor(config, layer, branch, place="branch"))
-    drop = drop_rate(config, layer)
-    if config.tied_skip:
-        const = (const or 1.0) * mid_gain_init(config) * config.n_embd**0.5
-        init = config.n_embd**-0.5
-        return PositiveSlot(
-            norm, n_gain=n_gain, init_gain=init, n_bias=n_bias, const=const, drop=drop
-        )
-    return make_slot(
-        config.gain_param,
-        norm=norm,
-        n_gain=n_gain,
-        role=role,
-        init_gain=mid_gain_init(config),
-        n_bias=n_bias,
-        const=const,
-        drop=drop,
-    )
+    start = mid_gain_init(config)
+    settings = dict(norm=norm, n_gain=n_gain, n_bias=n_bias, drop=drop_rate(config, layer))
+    if config.tied_skip:  # stored at 1/√n_embd, like the gains of `sphere_slot`
+        root = config.n_embd**0.5
+        const = (const or 1.0) * start * root
+        return PositiveSlot(**settings, init_gain=1 / root, const=const)
+    return make_slot(config.gain_param, **settings, role=role, init_gain=start, const=const)
 
 
 def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
