@@ -10,7 +10,7 @@ only: put it after any config.
 The first line has the paper's recipe: RoPE, SwiGLU, an untied head, Adam with betas .9 and .95,
 clipping at 1, no warm-up, no decay, a rate of 15e-4 (30e-4 in the released launcher) that falls to
 0. Its models have 24 × 1024 and 36 × 1280, its batches 512 sequences of OpenWebText. Decay would
-only shorten rows that get their length back.
+only shorten rows, which get their length back.
 
 Our stream has RMS 1, nGPT's has length 1. So ours is √d times as long: it takes in the √d of eq.
 21, and the scales of the logits start at 1/√d. The scale of q and k is applied to q twice.
