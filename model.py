@@ -19,7 +19,7 @@ not the branch's: `matrix_slots`. docs/layouts.md lists the layouts; `python mod
 the equations and sizes of a configuration.
 
 Papers cited in this file: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622),
-Derf (2512.10938), LNS (2502.05795), GPAS (2506.22049).
+Derf (2512.10938), LNS (2502.05795), GPAS (2506.22049), nGPT (2410.01131).
 """
 
 import math
@@ -49,7 +49,7 @@ from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
-from layers.slot import NO_NORM, Norm, Slot, make_slot
+from layers.slot import NO_NORM, Norm, PositiveSlot, RestSlot, Slot, make_slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
@@ -175,6 +175,8 @@ class GPTConfig:
     #   learned factor on the branch output. layerscale: a vector; skipinit: a scalar
     branch_scale_init: float | None = None
     #   initial value of branch_scale; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
+    tied_skip: bool = False
+    #   with branch_scale=layerscale: the branch × |λ|, the stream × 1 − |λ| (nGPT, sec. 2.2)
     fixup: bool = False
     #   Fixup, with norm=none: scalar biases and multipliers; a branch's last matrix starts at 0
     sigma_reparam: bool = False
@@ -184,9 +186,10 @@ class GPTConfig:
     #   gains of the norms. shared: one for each norm; none: none at all; branch: one for each of q,
     #   k, v, gate and up (HG). HG, DP, DNP, OR and ER are from others' notes: we have the paper in
     #   part
-    gain_out: Literal["none", "scale", "norm"] = "none"
+    gain_out: Literal["none", "scale", "norm", "sphere"] = "none"
     #   slot after q, k, v, gate and up. scale: a scale vector (DP); norm: an RMSNorm with a gain
-    #   (DNP), over each head of q and k, and over all of v, gate and up (our choice, not published)
+    #   (DNP), over each head of q and k, and over all of v, gate and up (our choice, not
+    #   published); sphere: scale vectors after gate and up, after RoPE, on a GPT's logits (nGPT)
     gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"
     #   form of the gains. direct: γ; magdir: β·α/rms(α) (OR); expmagdir: exp(b)·α/rms(α) (ER). The
     #   formulas of OR and ER are ours; whether ER exponentiates the direction too is not published
@@ -200,6 +203,9 @@ class GPTConfig:
     #   factor on the std of a branch's last matrix (o, down). gpt2: 1/√(2L); plain: 1; depth:
     #   1/√(2ℓ). LNS says 1/√(2L) for W0 and W2 of the FFN, and 1/√(2ℓ) for "weight matrices"; o and
     #   down are our choice
+    unit_rows: bool = False
+    #   divide rows of matrices and embeddings, columns of o and down, by their length, at the start
+    #   and after each step (nGPT, sec. 2.1)
     # --- a model larger than the tuned one (layers/scaling.py) ---
     parametrization: Literal["standard", "mup", "depth_mup", "completep"] = "standard"
     #   sizes that initial weights, learning rates and multipliers follow. standard: none; mup (μP):
@@ -293,11 +299,12 @@ class Slots(NamedTuple):
 
 def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     """The block layout: the slots of `branch` ("attn" or "mlp") in block ℓ = `layer`, from 1."""
+    mid = mid_slot(config, layer, branch)
     return Slots(
         pre=pre_slot(config, layer, branch),
-        mid=mid_slot(config, layer, branch),
+        mid=mid,
         post=post_slot(config, layer, branch),
-        skip=skip_slot(config, layer, branch),
+        skip=skip_slot(config, layer, branch, mid),
     )
 
 
@@ -339,17 +346,14 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     elif config.branch_scale == "skipinit" or config.fixup:
         n_gain = 1  # SkipInit's scalar replaces the gain of a mid norm, our choice
         role = "scalar"
-    lns = lns_factor(config, layer, branch, place="branch")
-    return make_slot(
-        config.gain_param,
-        norm=norm,
-        n_gain=n_gain,
-        role=role,
-        init_gain=mid_gain_init(config),
-        n_bias=n_bias,
-        const=multiplier(config, "branch", lns),
-        drop=drop_rate(config, layer),
-    )
+    const = multiplier(config, "branch", lns_factor(config, layer, branch, place="branch"))
+    start = mid_gain_init(config)
+    settings = dict(norm=norm, n_gain=n_gain, n_bias=n_bias, drop=drop_rate(config, layer))
+    if config.tied_skip:  # stored at 1/√n_embd, like the gains of `sphere_slot`
+        root = config.n_embd**0.5
+        const = (const or 1.0) * start * root
+        return PositiveSlot(**settings, init_gain=1 / root, const=const)
+    return make_slot(config.gain_param, **settings, role=role, init_gain=start, const=const)
 
 
 def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
@@ -363,10 +367,12 @@ def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     return norm_slot(config, config.n_norm_gains, role=role, const=const)
 
 
-def skip_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
+def skip_slot(config: GPTConfig, layer: int, branch: str, mid: Slot) -> Slot:
     """The slot on the stream beside a branch: the constant `skip_scale` or DeepNorm's, Admin's
     vector, which is no gain of a norm and always stored directly, whatever `gain_param` is; GPAS
-    under a post norm."""
+    under a post norm; with `tied_skip` what `mid` leaves."""
+    if config.tied_skip:
+        return RestSlot(mid)
     const = None
     if config.deepnorm:
         const = (2 * config.n_layer) ** 0.25
@@ -490,7 +496,7 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     n_bias = config.n_fixup_biases if part == activated else 0
     if part in ("q", "k") and config.qk_norm_over == "full":
         return rms_slot(config, n_out, "gain_out")
-    if config.gain_out == "none":
+    if config.gain_out == "none" or (config.gain_out == "sphere" and part in ("q", "k", "v")):
         return Slot(n_bias=n_bias)
     role = "gain_out"
     if part == "v" or (part == "up" and is_gated):
@@ -499,7 +505,7 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     if config.gain_out == "norm":  # over each head of q and k, over all of v, gate and up
         groups = n_out // config.head_dim if part in ("q", "k") else 1
         norm = Norm("rmsnorm", config.norm_eps, groups)
-    fold = config.gain_out == "scale"
+    fold = config.gain_out != "norm"
     n_gain = n_out  # one for each channel
     return make_slot(config.gain_param, norm, n_gain, role, n_bias=n_bias, fold=fold)
 
@@ -522,6 +528,14 @@ def rms_slot(config: GPTConfig, n: int, role: str, const: float | None = None) -
     n_gain = 0 if config.gain == "none" else n
     norm = Norm("rmsnorm", config.norm_eps)
     return make_slot(config.gain_param, norm, n_gain, role, const=const)
+
+
+def sphere_slot(config: GPTConfig, n_gain: int, const: float | None = None) -> Slot:
+    """With gain_out=sphere, a scale vector that is stored as 1/√n_embd at first: a step of Adam
+    changes const · gain by const times the rate (nGPT, sec. 2.5)."""
+    if config.gain_out != "sphere":
+        return Slot()
+    return Slot(n_gain=n_gain, init_gain=config.n_embd**-0.5, const=const)
 
 
 class MatrixSize(NamedTuple):
@@ -590,6 +604,7 @@ class Attention(nn.Module):
         self.q_norm = head_slot(config, "q")
         self.k_norm = head_slot(config, "k")
         self.v_norm = head_slot(config, "v")
+        self.qk_scale = sphere_slot(config, self.q.out_features, config.n_embd**0.5)
 
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
         """[q, k, v], each (B, T, its channels). In compiled code, with "qkv" among the runtime's
@@ -625,6 +640,8 @@ class Attention(nn.Module):
         if rope is not None:
             q = rotate(q, rope)
             k = rotate(k, rope)
+        # q and k have the same scale: twice on q, so that several heads may share a k
+        q = self.qk_scale(self.qk_scale(q.flatten(2))).view_as(q)
         q = q.to(dtype).transpose(1, 2)  # (B, n_head, T, head_dim)
         k = k.to(dtype).transpose(1, 2)
         v = v.to(dtype).transpose(1, 2)
@@ -864,6 +881,8 @@ class GPT(Transformer):
         self.head = None
         if not config.tie_weights:
             self.head = Linear(config.n_embd, vocab_size, "head")
+        # nGPT's stream is 1 long, ours √n_embd: this is the constant of its scale
+        self.logits_scale = sphere_slot(config, vocab_size)
         self.share_runtime()
         self.init_weights(seed)
 
@@ -886,7 +905,7 @@ class GPT(Transformer):
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        gives_table = self.head is None
+        gives_table = self.head is None and self.logits_scale.gain is None
         x, table = self.stream_and_table(idx, positions, cache, gives_table)
         return None, self.loss(x, targets, table)
 
@@ -965,8 +984,10 @@ class GPT(Transformer):
         return additive(visible_keys(places, positions, n_keys), dtype)
 
     def head_weight(self) -> Tensor:
-        """The weight (V, C) of the output head, which may be the token embedding."""
-        return self.wte.weight if self.head is None else self.head.weight
+        """The weight (V, C) of the output head, which may be the token embedding, scaled."""
+        weight = self.wte.weight if self.head is None else self.head.weight
+        scale = self.logits_scale.gain_vector()
+        return weight if scale is None else weight * scale[:, None]
 
     def logits(self, x: Tensor) -> Tensor:
         """The residual stream x (B, T, C) before the final norm → (B, T, vocab_size), fp32."""

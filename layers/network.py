@@ -56,8 +56,8 @@ class Network(nn.Module):
         """Set every parameter: gains, biases and scalars by their modules, matrices by `Draws`.
 
         A seed means the same weights on every device and any number of processes, whatever else
-        draws random numbers. ValueError for a parameter whose module cannot set it, and without
-        `share_runtime`.
+        draws random numbers; with `unit_rows` under FSDP2, to rounding. ValueError for a parameter
+        whose module cannot set it, and without `share_runtime`.
         """
         draws = Draws(seed)
         for module_name, module in self.named_modules():
@@ -75,6 +75,7 @@ class Network(nn.Module):
                 for name, _ in module.named_parameters(module_name, recurse=False):
                     fix = "put it into a Slot, or give its module a method init()"
                     raise ValueError(f"parameter {name} has no initial value: {fix}")
+        self.normalise_rows()
 
     def power_iteration(self) -> None:
         """One step of the power iteration in every σReparam matrix, due after every optimizer
@@ -84,6 +85,16 @@ class Network(nn.Module):
         for module in self.modules():
             if isinstance(module, SigmaReparam):
                 module.power_iteration()
+
+    @torch.no_grad()
+    def normalise_rows(self, power: torch.Tensor | float = 1.0) -> None:
+        """With `unit_rows`: divide the vectors of all matrices that lie along the stream by
+        length^power, due after every optimizer step; a power () of 0, or False, after a skipped
+        one."""
+        for module in self.modules():
+            if self.config.unit_rows and isinstance(module, (Linear, Embedding)):
+                dim = -2 if getattr(module, "part", "") in ("o", "down") else -1
+                module.weight.div_(module.weight.norm(dim=dim, keepdim=True) ** power)
 
     def routers(self) -> dict[str, nn.Module]:
         """{name: router}, in the order of the blocks."""

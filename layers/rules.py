@@ -19,7 +19,7 @@ MOST_OF_OTHERS = 2**24
 CHOOSES = {"images": "patch_size"}
 # flags that only some kinds of networks have, besides those in CHOOSES
 KIND_FLAGS = {
-    "text": ("pos", "rope_theta", "vocab_size"),
+    "text": ("pos", "rope_theta", "unit_rows", "vocab_size"),
     "images": ("image_size", "channels", "n_class", "pool"),
 }
 # sizes among them, which must be at least 1
@@ -307,8 +307,8 @@ def check_lns(config: Any) -> None:
 
 
 def check_stream_scales(config: Any) -> None:
-    """DeepNorm, Admin and `skip_scale`, which scale the residual stream, and layouts without a rule
-    for the depth."""
+    """DeepNorm, Admin, `skip_scale` and `tied_skip`, which scale the residual stream, layouts
+    without a rule for the depth, and flags that leave `unit_rows` no matrix of its own."""
     wrong = changed(config, "deepnorm", "admin")
     if config.post_norm != "both" and wrong:
         refuse(
@@ -327,7 +327,9 @@ def check_stream_scales(config: Any) -> None:
             "skip_scale=0 makes the stream 2·n_layer times larger in each sub-layer after the "
             "first block: these need post norms, post_norm=both and pre_norm_sublayers up to 2"
         )
-    wrong = changed(config, "fixup", "gpas", "post_norm", "post_norm_blocks", "skip_scale")
+    wrong = changed(
+        config, "fixup", "gpas", "post_norm", "post_norm_blocks", "skip_scale", "tied_skip"
+    )
     if not wrong and config.lns == "residual":
         wrong = "lns=residual"
     if config.parametrization in ALPHA and wrong:
@@ -337,12 +339,22 @@ def check_stream_scales(config: Any) -> None:
         )
     if config.deepnorm and config.admin:
         refuse("deepnorm and admin both scale the stream: leave one of them out")
+    wrong = changed(config, "deepnorm", "admin", "skip_scale", "gpas")
+    if config.tied_skip and wrong:
+        refuse(f"tied_skip, {wrong}: both scale the stream: leave one of them out")
+    wrong = changed(
+        config, "init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup"
+    )
+    if config.unit_rows and wrong:
+        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: leave it out")
 
 
 def check_branch_scale(config: Any) -> None:
     """Scales of a branch's output: LayerScale, SkipInit and Fixup."""
     if config.branch_scale == "none" and config.branch_scale_init is not None:
         refuse("branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit")
+    if config.tied_skip and config.branch_scale != "layerscale":
+        refuse("tied_skip needs the vector that it ties: set branch_scale=layerscale")
     if not config.fixup:
         return
     if config.norm != "none":
@@ -360,7 +372,7 @@ def check_gains(config: Any) -> None:
         fix = how_to_get_a_pre_norm(config)
         refuse(f"gain=branch needs a pre norm, whose gains it separates: {fix}")
     wrong = changed(config, "gain_out", "gain_param")
-    if config.gain == "none" and wrong:
+    if config.gain == "none" and config.gain_out != "sphere" and wrong:
         refuse(f"{wrong} contradicts gain=none: choose gain=shared or branch")
     init = config.branch_scale_init
     is_positive = init is None or init > 0

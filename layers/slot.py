@@ -229,6 +229,25 @@ class Slot(nn.Module):
             self.alpha.fill_(self.init_alpha)
 
 
+class PositiveSlot(Slot):
+    """A slot whose gain is |γ|, γ its parameter."""
+
+    def gain_vector(self) -> Tensor:
+        return self.gain.abs()
+
+
+class RestSlot(Slot):
+    """y = (1 − const · gain) x, with const and gain of `other`, whose const is not None."""
+
+    def __init__(self, other: Slot):
+        super().__init__()
+        self.other = (other,)  # in a tuple: its parameters are not those of this slot
+
+    def gain_vector(self) -> Tensor:
+        (other,) = self.other
+        return 1 - other.factor * other.gain_vector()
+
+
 class MagnitudeDirectionSlot(Slot):
     """A slot whose gain is stored as a magnitude and a direction α.
 

@@ -195,10 +195,11 @@ def clip(trainer: Trainer) -> tuple[Tensor, Tensor]:
 
 
 def update(trainer: Trainer) -> None:
-    """Update the parameters, the loss scale, and the estimates of σReparam."""
+    """Update the parameters, the loss scale, the estimates of σReparam, and rows of unit length."""
     trainer.optimizer.step()
     trainer.scaler.update()
     trainer.model.power_iteration()
+    trainer.model.normalise_rows(~trainer.optimizer.found_inf)
     trainer.on_phase_end("optimizer")
 
 

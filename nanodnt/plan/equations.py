@@ -12,13 +12,14 @@ from torch import Tensor
 
 from layers.linear import Linear, SigmaReparam
 from layers.network import init_factor
-from layers.slot import Slot
+from layers.slot import PositiveSlot, RestSlot, Slot
 from model import GPTConfig, Transformer
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 LEGEND = {  # {symbol: meaning}, in which {} stands for the initial values
     "γ": "learned vector, {} at first",
     "λ": "learned vector, {} at first",
+    "|λ|": "absolute value of a learned vector λ, {} at first",
     "ω": "learned vector, set by a profiling forward when training starts (Admin)",
     "β·û": "learned magnitude β, {} at first; û = a/rms(a), a learned direction, all ones at first",
     "exp(β)·û": "learned log-magnitude, exp(β) = {} at first; "
@@ -38,15 +39,17 @@ CONSTANT = r"«([^»]*)»"
 # Names of the parameters that the equations show. A new module in a branch needs a place here and
 # in the equations of that branch; `describe_hidden` names parameters without one.
 SHOWN = re.compile(
-    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qkv]_norm"
+    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.([qkv]_norm|qk_scale)"
     r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
-    r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head)"
+    r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head|logits_scale)"
     r"\.(weight|sigma|gain|magnitude|direction|alpha|shift|gate|bias|choice_bias)"
 )
 
 
 def symbol(slot: Slot) -> str | None:
     """The symbol of the slot's gain, or None if it has no gain."""
+    if isinstance(slot, PositiveSlot):
+        return "|λ|"
     if slot.direction is not None:
         return "exp(β)·û" if slot.gain_param == "expmagdir" else "β·û"
     if slot.gain is None:
@@ -137,7 +140,8 @@ def attention_equations(config: GPTConfig, attention: nn.Module) -> list[str]:
     k = head_equation(attention.k_norm, attention.k, "Wk")
     v = head_equation(attention.v_norm, attention.v, "Wv")
     remark = ", rotated (RoPE)" if config.pos == "rope" else ""
-    logits = f"q kᵀ/√{config.head_dim}"
+    scale = attention.qk_scale
+    logits = f"{equation(scale, equation(scale, 'q'))} kᵀ/√{config.head_dim}"
     if config.causal:
         logits += " + causal mask"
     result = linear_equation(attention.o, "Wo", f"(softmax({logits}) v)")
@@ -148,6 +152,8 @@ def residual_equations(residual: nn.Module, branch: str, lines: list[str]) -> li
     """The lines of one sub-layer; `lines` are those of its branch, the last without its left
     side."""
     skip = equation(residual.skip, "x").replace("γ", "ω")
+    if isinstance(residual.skip, RestSlot):
+        skip = f"(1 − «{residual.mid.const:.4g}»|λ|)·x"
     u = equation(residual.pre, "x")
     change = equation(residual.mid, f"{branch}({u})")
     total = equation(residual.post, f"{skip} + {change}", is_sum=True)
@@ -241,6 +247,8 @@ def describe_network(model: Transformer) -> list[str]:
         if slot.norm_kind != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
     logits = f"Wte {last}" if model.head is None else linear_equation(model.head, "Whead", last)
+    if model.config.causal:
+        logits = equation(model.logits_scale, logits)
     return [
         f"x ← {simplify(x)}",
         *describe_blocks(model.config, model.blocks),
@@ -367,4 +375,6 @@ def describe_init(model: Transformer) -> str:
         matrices_of.setdefault(number_range(factors), []).append(matrix)
     for text, matrices in matrices_of.items():
         kind += f"; {', '.join(matrices)} times {text}"
+    if config.unit_rows:
+        kind = "rows, columns of o and down, of length 1, as after each step; random directions"
     return f"initial weights: {kind}"

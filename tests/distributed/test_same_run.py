@@ -10,7 +10,7 @@ import torch
 import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
-from support.models import error
+from support.models import error, off_unit
 from support.parallel_runs import (
     CHAINS,
     DEEP,
@@ -33,7 +33,7 @@ from support.processes import (
     left,
 )
 from support.runs import assert_same_run, call, column, different, load, tensors
-from support.tolerances import GRADIENTS, LOSS
+from support.tolerances import GRADIENTS, LOSS, roundings
 from support.tracked import assert_close_numbers
 
 
@@ -159,6 +159,13 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
     assert column(got, "skipped_steps")[20] == 1 and column(got, "grad_norm")[15] is None
     losses = column(got, "train_loss")
     assert losses[20] < losses[1] - 0.5  # it learns
+
+
+def test_rows_of_length_one_under_fsdp(two):
+    """Columns of o and down are split over the processes."""
+    got, expected = (two / f"nGPT, {launch}" for launch in ("fsdp2", "one1"))
+    assert_same_values(got, expected)
+    assert off_unit(load(got / "last.pt")["model"]) < roundings(32)
 
 
 # -------------------------------------------------------------------------- what each process holds

@@ -10,6 +10,7 @@ import torch
 import train
 from support.depth import spread
 from support.faults import Command, Fault, Trial, strike_all
+from support.models import NGPT
 from support.prepared import open_prepared
 from support.processes import TOLERANCES, assert_same_values
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
@@ -72,6 +73,7 @@ CASES = {  # name: (task, flags)
         dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True),
     ),
     "sigmaReparam": ("text", dict(sigma_reparam=True)),
+    "nGPT": ("text", NGPT),
     "Admin": (
         "text",
         dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True),
@@ -111,7 +113,7 @@ def whole(config, tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("case", spread(CASES, [*TASKS, "unified"]))
+@pytest.mark.parametrize("case", spread(CASES, [*TASKS, "unified", "nGPT"]))
 def test_goes_on_exactly(case, config, whole, tmp_path):
     """With all that is random. Stopped by SIGTERM, then ended by a crash between two
     checkpoints."""

@@ -33,6 +33,10 @@ LAYERNORM, LAYERNORM_NET = (
     dict(kind="layer", norm_bias=True, linear_bias=True),
 )
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
+NGPT = dict(POST, input_norm=True, mid_norm="both", qk_norm=True, gain="none", gain_out="sphere")
+NGPT |= dict(branch_scale="layerscale", branch_scale_init=0.3, tied_skip=True, unit_rows=True)
+NGPT_NET = dict(attn="mid post", mlp="mid post", final=False, input_norm=True, qk_norm=True)
+NGPT_NET |= dict(gains="none", out="sphere", share=0.3)
 UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
@@ -92,6 +96,7 @@ SCHEMES = {
         dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
         dict(attn="pre post", mlp="pre post", final=False, first_pre=1, keel=True),
     ),
+    "nGPT": (NGPT, NGPT_NET),
     "CompleteP": (
         COMPLETEP,
         dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1)),
@@ -169,7 +174,7 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | "
+    "llama + HG + DNP + OR + LNS | llama + nGPT | CompleteP + llama + S5 + LNS branch | "
     "DeepNorm + GPAS | S4 + Derf + LNS residual | llama + S2 | "
     "OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS"
 )
@@ -218,6 +223,16 @@ def perturb(model, seed=0):
             raise ValueError(f"perturb has no values for {name}: add its name")
     model.power_iteration()  # σReparam's u and v belong to these matrices
     return model
+
+
+def off_unit(weights) -> float:
+    """The largest difference from 1 of a row's length, of a column's in o and down, in a state
+    dict."""
+    return max(
+        (w.norm(dim=-2 if name.endswith((".o.weight", ".down.weight")) else -1) - 1).abs().max()
+        for name, w in weights.items()
+        if w.ndim > 1
+    )
 
 
 def build(flags, n_layer=2, dtype=torch.float64):

@@ -15,6 +15,7 @@ import torch
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.environment import Split
 from nanodnt.run.hardware import Choice
+from support.models import NGPT
 from support.processes import BAD, play
 from support.runs import load
 from support.strikes import spoil_gradients
@@ -202,6 +203,7 @@ def make_others(rank, world, folder, launch, **how):
     begun = dict(init_from=folder / "muon, unified, one1" / "last.pt", max_iters=3)
     start(folder / f"from a file, {launch}", **begun)
     start(folder / f"eval_only, {launch}", eval_only=True, **begun)
+    start(folder / f"nGPT, {launch}", max_iters=3, **NGPT)
 
 
 def make_halves(rank, world, folder, case, name, **how):

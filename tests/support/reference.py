@@ -3,7 +3,7 @@
 Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test
 says by hand which norm is where. Blocks, heads and tokens are loops, softmax and GELU are written
 out, no kernel is shared. Equation numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795,
-DyT 2503.10622, Derf 2512.10938, GPAS 2506.22049, scale vectors 2605.26895.
+DyT 2503.10622, Derf 2512.10938, GPAS 2506.22049, scale vectors 2605.26895, nGPT 2410.01131.
 """
 
 import math
@@ -52,12 +52,13 @@ class Net:
     admin: bool = False  # the stream times a vector
     gpas: bool = False  # a gate on the residual sum; with a post norm, on the stream before the sum
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
+    share: float = 0.0  # nGPT: initial share α of the branch in the sum
     fixup: bool = False
     sigma: bool = False  # W → γ W / (uᵀ W v)
     gains: str = "shared"  # one per norm; none; branch = one each for q, k, v, gate, up instead of
     #   the pre norm's
     out: str = ""  # on the outputs of those matrices: scale (a vector) or norm (RMSNorm, then a
-    #   vector)
+    #   vector); sphere: nGPT's vectors
     gain_kind: str = "direct"  # direct: the vector itself; magdir β·α/rms(α); expmagdir
     #   exp(β)·α/rms(α)
     experts: int = 0  # FFNs of a mixture; 0 = one dense FFN
@@ -131,7 +132,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             w, b = w[expert], None if b is None else b[expert]
         y = x @ w.T
         y = y if b is None else y + b
-        if reads and net.out:
+        if reads and net.out and (net.out != "sphere" or part in ("gate", "up")):
             if net.out == "norm":
                 heads = {"q": net.heads, "k": net.kv_heads}.get(part, 1)
                 y = torch.cat([rms(head, net.eps) for head in y.chunk(heads, dim=-1)], dim=-1)
@@ -143,6 +144,10 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
     def attention(name, u, positions):
         q, k, v = (affine(f"{name}.{part}", u, positions) for part in "qkv")
         d_h, T = q.shape[-1] // net.heads, u.shape[1]
+        factor = net.q_factor / math.sqrt(d_h)  # eq. 9
+        if net.out == "sphere":  # nGPT, secs. 2.3 and 2.5: unit vectors times s, stored at 1/√d
+            factor = math.sqrt(d_h)
+            s = (take(name + ".qk_scale.gain") * math.sqrt(u.shape[-1])).chunk(net.heads)
         if net.qk_norm and net.qk_over == "full":
             q, k = rms(q, net.eps), rms(k, net.eps)
             if usual:
@@ -164,7 +169,9 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 v_h = vector(name + ".v_norm") * v_h if usual else v_h
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
-            scores = q_h @ k_h.transpose(1, 2) * (net.q_factor / math.sqrt(d_h))  # eq. 9
+            if net.out == "sphere":
+                q_h, k_h = (s[head] * x / math.sqrt(d_h) for x in (q_h, k_h))
+            scores = q_h @ k_h.transpose(1, 2) * factor
             scores = scores.masked_fill(future, -math.inf)
             outputs.append(softmax(scores) @ v_h)
         return affine(name + ".o", torch.cat(outputs, dim=-1), positions)
@@ -242,6 +249,9 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 y = norm(name + ".mid", y, net.branch_gain or usual)
             else:
                 y = gained(name + ".mid", y, net.branch_gain)
+            if net.share:  # nGPT eqs. 10 and 11, α stored at 1/√d
+                alpha = abs(take(name + ".mid.gain") * net.share * math.sqrt(x.shape[-1]))
+                x, y = (1 - alpha) * x, alpha * y
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
             y = factor.get("branch", 1) * net.blocks**-net.depth_power * net.branch * y
@@ -266,6 +276,9 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
     logits = (
         net.logits_factor * x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
     )
+    if net.out == "sphere" and net.causal:  # nGPT, sec. 2.1: of a stream of length 1
+        root = math.sqrt(x.shape[-1])
+        logits = logits / root * (take("logits_scale.gain")[: net.vocab] * root)  # stored at 1/√d
     if unused:
         raise AssertionError(f"the equations have no place for {sorted(unused)}")
     return logits, None if targets is None else mean_loss(logits, targets)

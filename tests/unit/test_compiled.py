@@ -142,7 +142,7 @@ BRANCHES = {
     for where in ("branch", "residual", "input")
 }
 NAMES = "S1, S5, LNS, dyt, post, Mix-LN, DeepNorm, mid, LN, no norm, LayerScale, SkipInit, "
-NAMES += "Derf, GPAS, sigmaReparam, HG, DP, DNP, OR"
+NAMES += "Derf, GPAS, sigmaReparam, HG, DP, DNP, OR, nGPT"
 ALL_LAYOUTS = {name: PARTS[name][0] for name in NAMES.split(", ")}
 ALL_LAYOUTS |= BRANCHES | {"drop_path": dict(S5, drop_path=0.6), "fixup": FIXUP}
 ALL_LAYOUTS["lns_learn"] = dict(lns="norm", lns_learn=True)

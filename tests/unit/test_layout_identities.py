@@ -12,6 +12,7 @@ from model import GPT, GPTConfig
 from support.models import (
     LLAMA,
     MANY_GAINS,
+    NGPT,
     POST,
     S4,
     S5,
@@ -110,3 +111,19 @@ def test_magnitude_and_direction_precondition_as_claimed(kind):
         slot.direction.mul_(7)
         assert error(slot.factor_for_weight(), before) < 1e-12
         assert error(before.square().mean(), torch.ones(())) < 1e-12
+
+
+@torch.no_grad()
+def test_a_tied_stream_stays_on_the_sphere():
+    """nGPT: RMS 1 after each sub-layer. A share of 0 is the identity, the sign of λ has no
+    effect."""
+    model, (idx, _) = build(dict(NGPT, norm_eps=0.0)), batch()
+    x, _ = model.embed(idx, torch.arange(idx.shape[1]))
+    for residual in (part for block in model.blocks for part in (block.attn, block.mlp)):
+        y = residual(x)
+        assert error(y.square().mean(-1), torch.ones(idx.shape)) < 1e-12
+        residual.mid.gain.neg_()
+        assert torch.equal(residual(x), y)
+        residual.mid.gain.zero_()
+        assert error(residual(x), x) < 1e-12 < error(y, x)
+        x = y

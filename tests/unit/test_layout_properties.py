@@ -68,7 +68,9 @@ ROLE_TABLE = {
     BLOCK
     + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qkv]_norm)"
     + VECTOR: "gain_out",
-    BLOCK + r"(attn|mlp)\.skip\.gain|input_norm" + VECTOR: "gain_out",
+    BLOCK
+    + r"(attn\.f\.qk_scale|(attn|mlp)\.skip)\.gain|(input_norm|logits_scale)"
+    + VECTOR: "gain_out",
     r".*\.direction": "gain_dir",
     SCALARS: "scalar",
     r".*\.bias": "bias",

@@ -1,15 +1,18 @@
 """One training step: it waits for no device and reports its phases in order. Arrays on a device,
 and attention."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 from model import GPT, GPTConfig
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import make_optimizer
-from support.models import LLAMA, S5, SIZE, error, gradients, tokens
+from support.models import LLAMA, NGPT, S5, SIZE, error, gradients, off_unit, tokens
 from support.operators import NoWaiting, with_plain_loss
 from support.optimizers import filled
+from support.runs import different
 from support.tolerances import LOSS, roundings
 
 
@@ -53,6 +56,16 @@ def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
     ] == []
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
         loss.item()
+
+
+def test_unit_rows_after_a_step_and_a_skipped_one():
+    trainer, rows = make_trainer(NGPT, "adamw", 1.0), (tokens(6, 9), tokens(6, 9, seed=2))
+    weights = trainer.model.state_dict()
+    training_step(trainer, rows)
+    assert off_unit(weights) < roundings(SIZE["n_embd"])
+    before = deepcopy(weights)
+    trainer.model.wte.weight.register_hook(lambda grad: grad * torch.nan)
+    assert training_step(trainer, rows).found_inf and different(weights, before) == []
 
 
 def test_a_step_tells_of_its_phases_in_order():
