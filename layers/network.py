@@ -91,8 +91,10 @@ class Network(nn.Module):
         """With `unit_rows`: divide the vectors of all matrices that lie along the stream by
         length^power, due after every optimizer step; a power () of 0, or False, after a skipped
         one."""
+        if not self.config.unit_rows:
+            return
         for module in self.modules():
-            if self.config.unit_rows and isinstance(module, (Linear, Embedding)):
+            if isinstance(module, (Linear, Embedding)):
                 dim = -2 if getattr(module, "part", "") in ("o", "down") else -1
                 module.weight.div_(module.weight.norm(dim=dim, keepdim=True) ** power)
 

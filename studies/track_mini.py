@@ -26,6 +26,7 @@ LAYOUTS = {
     "Keel": "config/layouts/keel.py",
     "Derf": "config/layouts/derf.py",
     "GPAS": "config/layouts/gpas.py",
+    "nGPT": "config/layouts/ngpt.py",
 }
 SMALLEST = 0.03  # nats: the smallest difference that matters
 
