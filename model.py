@@ -45,7 +45,7 @@ from layers.linear import (
 )
 from layers.loss import linear_cross_entropy
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
+from layers.ops import ACTIVATIONS, GATES, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
@@ -84,8 +84,9 @@ class GPTConfig:
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
-    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"
-    #   activation of the FFN; gelu is GPT-2's tanh form, gelu_erf is exact
+    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu", "geglu"] = "gelu"
+    #   activation of the FFN; gelu is GPT-2's tanh form, gelu_erf is exact; swiglu and geglu have a
+    #   gate, through SiLU and through gelu
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # use the token embedding as the output head
     bias: bool = False  # biases in linear layers, and in LayerNorm
@@ -200,6 +201,11 @@ class GPTConfig:
     @property
     def ffn_width(self) -> int:
         return self.n_ff or 4 * self.n_embd
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the FFN has a gate, a third matrix."""
+        return self.mlp in GATES
 
     @property
     def n_norm_gains(self) -> int:
@@ -460,13 +466,12 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias."""
-    is_gated = config.mlp == "swiglu"
-    activated = "gate" if is_gated else "up"  # the matrix before the activation
+    activated = "gate" if config.is_gated else "up"  # the matrix before the activation
     n_bias = config.n_fixup_biases if part == activated else 0
     if config.gain_out == "none":
         return Slot(n_bias=n_bias)
     role = "gain_out"
-    if part == "v" or (part == "up" and is_gated):
+    if part == "v" or (part == "up" and config.is_gated):
         role = part  # a flag decides what role these two have: OPEN_GAINS in layers/roles.py
     norm = NO_NORM
     if config.gain_out == "norm":  # over each head of q and k, over all of v, gate and up
@@ -599,7 +604,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down( act( up(u) ) ), or with swiglu down( silu(gate(u)) ⊙ up(u) ): u (…, C) → (…, C).
+    """down( act( up(u) ) ), or with a gate down( act(gate(u)) ⊙ up(u) ): u (…, C) → (…, C).
 
     `n_expert` and `n_shared`: see `projection`.
     """
@@ -607,11 +612,11 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig, layer: int, n_expert: int = 0, n_shared: int = 1):
         super().__init__()
         self.gate = None
-        if config.mlp == "swiglu":
+        if config.is_gated:
             self.gate = projection(config, layer, "gate", n_expert, n_shared)
         self.up = projection(config, layer, "up", n_expert, n_shared)
         self.down = projection(config, layer, "down", n_expert, n_shared)
-        self.act = ACTIVATIONS.get(config.mlp)
+        self.act = ACTIVATIONS[GATES.get(config.mlp, config.mlp)]
 
     def fits_kernel(self, u: Tensor, product: ProductFunction) -> bool:
         """Whether layers/ffn.py computes this FFN: in compiled code, GELU alone between two
@@ -620,6 +625,8 @@ class MLP(nn.Module):
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
             return False
         if self.act is not ACTIVATIONS["gelu"] or product is not F.linear:
+            return False
+        if self.gate is not None:
             return False
         if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False
@@ -642,7 +649,7 @@ class MLP(nn.Module):
             hidden = self.act(self.up(u, in_scale, product))
         else:
             gate, up = fused_linear([self.gate, self.up], u, in_scale, product)
-            hidden = F.silu(gate) * up
+            hidden = self.act(gate) * up
         return self.down(hidden, product=product)
 
 

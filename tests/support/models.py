@@ -87,6 +87,7 @@ BESIDE = {
     "gqa": (dict(n_kv_head=2), dict(kv_heads=2)),
     "head size": (dict(head_size=6), dict()),
     "swiglu": (dict(mlp="swiglu"), dict(act="swiglu")),
+    "geglu": (dict(mlp="geglu"), dict(act="geglu")),
     "LNS branch": (dict(lns="branch"), dict(lns="branch")),
     "LNS input": (dict(lns="input"), dict(lns="input")),
     "1/l": (dict(lns_power=1.0), dict(power=1.0)),
@@ -145,7 +146,7 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
+    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | HG + DP + bias + geglu"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
