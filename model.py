@@ -126,12 +126,19 @@ class GPTConfig:
     #   branches with a norm on the residual sum (Post-LN)
     post_norm_blocks: int = 0
     #   Mix-LN: the first n blocks are Post-LN, with post norms in place of pre and mid norms
+    pre_norm_sublayers: int = 0
+    #   the first n sub-layers, two in a block, are Pre-LN, with pre norms in place of mid and post
+    #   norms. HybridNorm*: 2; Keel: 1
     input_norm: bool = False
     #   norm on the embedding (DNT eq. 2); with learned positions it acts on the sum of both (our
     #   choice)
     qk_norm: bool = False
     #   RMSNorm on each head of q and k, with gains of size head_dim (DNT eq. 10); before RoPE, our
     #   choice
+    qk_norm_over: Literal["head", "full"] = "head"
+    #   channels of one statistic of QK-norm. head: those of a head; full: all of q and all of k,
+    #   with a gain for each (OLMo-2)
+    v_norm: bool = False  # RMSNorm on each head of v, with gains of size head_dim (HybridNorm)
     # --- DyT in place of a norm ---
     dyt_alpha_attn: float | None = None
     #   DyT α₀ before attention; None = the paper's by width, on images 0.5
@@ -146,6 +153,9 @@ class GPTConfig:
     #   learned scalar on the embedding sum, initially √n_embd; None = True for text with norm=dyt
     #   (DyT, App. A), else False
     # --- constants and learned scales on branch and stream ---
+    skip_scale: float = 1.0
+    #   constant on the stream beside a branch, in all blocks but the first; 0 = 2·n_layer, the
+    #   number of sub-layers (Keel)
     lns: Literal["off", "norm", "branch", "residual", "input"] = "off"
     #   LNS: place of the factor 1/ℓ^lns_power. norm: on the output of pre norms (the paper's);
     #   input: on the input of pre norms; branch: on branch outputs; residual: on the residual sum
@@ -263,6 +273,9 @@ class GPTConfig:
             return set()
         if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
+        sublayer = 2 * layer - (branch == "attn")  # from 1
+        if sublayer <= self.pre_norm_sublayers:
+            return {"pre"}
         branches = {"pre": self.pre_norm, "mid": self.mid_norm, "post": self.post_norm}
         return {place for place in branches if branches[place] in ("both", branch)}
 
@@ -285,7 +298,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
         pre=pre_slot(config, layer, branch),
         mid=mid_slot(config, layer, branch),
         post=post_slot(config, layer, branch),
-        skip=skip_slot(config),
+        skip=skip_slot(config, layer),
     )
 
 
@@ -351,12 +364,15 @@ def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     return norm_slot(config, config.n_norm_gains, role=role, const=const)
 
 
-def skip_slot(config: GPTConfig) -> Slot:
-    """The slot on the stream beside a branch: DeepNorm's constant, Admin's vector, which is no gain
-    of a norm and always stored directly, whatever `gain_param` is."""
+def skip_slot(config: GPTConfig, layer: int) -> Slot:
+    """The slot on the stream beside a branch: the constant `skip_scale` or DeepNorm's, Admin's
+    vector, which is no gain of a norm and always stored directly, whatever `gain_param` is."""
     const = None
     if config.deepnorm:
         const = (2 * config.n_layer) ** 0.25
+    if config.skip_scale != 1:
+        is_first = layer == 1  # its stream is the embedding
+        const = 1.0 if is_first else config.skip_scale or 2.0 * config.n_layer
     n_gain = config.n_embd if config.admin else 0
     return Slot(n_gain=n_gain, const=const)
 
@@ -465,9 +481,12 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
-    """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias."""
+    """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias, QK-norm
+    over all of q or k."""
     activated = "gate" if config.is_gated else "up"  # the matrix before the activation
     n_bias = config.n_fixup_biases if part == activated else 0
+    if part in ("q", "k") and config.qk_norm_over == "full":
+        return rms_slot(config, n_out, "gain_out")
     if config.gain_out == "none":
         return Slot(n_bias=n_bias)
     role = "gain_out"
@@ -482,16 +501,24 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     return make_slot(config.gain_param, norm, n_gain, role, n_bias=n_bias, fold=fold)
 
 
-def qk_slot(config: GPTConfig, part: str) -> Slot:
-    """The slot on each head of q or k: QK-norm, an RMSNorm over the channels of a head.
-
-    DNT eq. 10; one gain for all heads is our choice.
-    """
+def head_slot(config: GPTConfig, part: str) -> Slot:
+    """The slot on each head of q, k or v: a norm over the channels of a head, with one gain for all
+    heads, our choice; the factor of the parametrization by head size."""
     const = multiplier(config, part)
-    if not config.qk_norm:
+    has_norm = config.v_norm
+    if part in ("q", "k"):
+        has_norm = config.qk_norm and config.qk_norm_over == "head"
+    if not has_norm:
         return Slot(const=const)
-    n_gain = 0 if config.gain == "none" else config.head_dim
-    return make_slot(config.gain_param, Norm("rmsnorm", config.norm_eps), n_gain, const=const)
+    role = part if part == "v" else "gain_out"
+    return rms_slot(config, config.head_dim, role, const)
+
+
+def rms_slot(config: GPTConfig, n: int, role: str, const: float | None = None) -> Slot:
+    """An RMSNorm over n channels, with a gain for each unless gain=none."""
+    n_gain = 0 if config.gain == "none" else n
+    norm = Norm("rmsnorm", config.norm_eps)
+    return make_slot(config.gain_param, norm, n_gain, role, const=const)
 
 
 class MatrixSize(NamedTuple):
@@ -557,8 +584,9 @@ class Attention(nn.Module):
         self.k = projection(config, layer, "k")
         self.v = projection(config, layer, "v")
         self.o = projection(config, layer, "o")
-        self.q_norm = qk_slot(config, "q")
-        self.k_norm = qk_slot(config, "k")
+        self.q_norm = head_slot(config, "q")
+        self.k_norm = head_slot(config, "k")
+        self.v_norm = head_slot(config, "v")
 
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
         """[q, k, v], each (B, T, its channels). In compiled code, with "qkv" among the runtime's
@@ -590,12 +618,13 @@ class Attention(nn.Module):
         v = v.view(B, T, -1, self.head_dim)
         q = self.q_norm(q)
         k = self.k_norm(k)
+        v = self.v_norm(v)
         if rope is not None:
             q = rotate(q, rope)
             k = rotate(k, rope)
         q = q.to(dtype).transpose(1, 2)  # (B, n_head, T, head_dim)
         k = k.to(dtype).transpose(1, 2)
-        v = v.transpose(1, 2)
+        v = v.to(dtype).transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0

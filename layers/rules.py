@@ -5,7 +5,7 @@ work, but do less than one may expect, get a note.
 function is about one subject and raises at the first error. A check relies on those before it.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from layers.scaling import ALPHA, base
@@ -48,6 +48,7 @@ def check_config(config: Any) -> None:
     check_norm_groups(config)
     check_dyt(config)
     check_double_norms(config)
+    check_norms_in_attention(config)
     check_lns(config)
     check_stream_scales(config)
     check_branch_scale(config)
@@ -80,8 +81,8 @@ def changed(config: Any, *names: str) -> str:
 
 
 def branches_with_pre_norm(config: Any) -> list[str]:
-    """The branches with a pre norm in the last block. No other block has more: only Mix-LN's
-    blocks differ, and its first ones have no pre norm."""
+    """The branches with a pre norm in the last block. Of the others only the first blocks differ:
+    Mix-LN's have no pre norm, and those of `pre_norm_sublayers` may have more."""
     branches = ("attn", "mlp")
     return [b for b in branches if "pre" in config.norm_places(config.n_layer, b)]
 
@@ -153,8 +154,9 @@ def check_sizes(config: Any) -> None:
     wrong = [name for name in sizes if getattr(config, name) < 1]
     if wrong:
         refuse(f"{assignments(config, wrong)}: must be at least 1")
-    if config.norm_eps < 0:
-        refuse(f"norm_eps={config.norm_eps} must not be negative")
+    wrong = [name for name in ("norm_eps", "skip_scale") if getattr(config, name) < 0]
+    if wrong:
+        refuse(f"{assignments(config, wrong)} must not be negative")
     positive = ("rope_theta", "init_std", "router_scale")
     wrong = [name for name in positive if getattr(config, name) <= 0]
     if wrong:
@@ -209,12 +211,27 @@ def check_experts(config: Any) -> None:
 
 
 def check_norm_places(config: Any) -> None:
-    wrong = changed(config, "mid_norm", "post_norm", "input_norm", "post_norm_blocks")
+    first_blocks = ("post_norm_blocks", "pre_norm_sublayers")
+    wrong = changed(config, "mid_norm", "post_norm", "input_norm", *first_blocks)
     if config.norm == "none" and wrong:
         refuse(f"{wrong}: contradicts norm=none: leave it out, or choose a norm")
     n = config.post_norm_blocks
     if n > config.n_layer:
         refuse(f"post_norm_blocks={n} must be between 0 and n_layer={config.n_layer}")
+    n = config.pre_norm_sublayers
+    if n > 2 * config.n_layer:
+        refuse(f"pre_norm_sublayers={n} must be between 0 and 2·n_layer={2 * config.n_layer}")
+    if n and config.post_norm_blocks:
+        refuse(
+            f"{changed(config, *first_blocks)}: both say which norms the first blocks have: "
+            "leave one of them out"
+        )
+    others = replace(config, pre_norm_sublayers=0)
+    if n and all(others.norm_places(1, branch) == {"pre"} for branch in ("attn", "mlp")[:n]):
+        refuse(
+            f"pre_norm_sublayers={n} has no effect: these sub-layers have a pre norm and no other. "
+            "Set mid_norm or post_norm, or leave it out"
+        )
 
 
 def check_norm_groups(config: Any) -> None:
@@ -242,6 +259,20 @@ def check_dyt(config: Any) -> None:
         refuse(f"{assignments(config, zero)} would make the slot constant: choose another α₀")
 
 
+def check_norms_in_attention(config: Any) -> None:
+    """QK-norm and the norm on v."""
+    if config.qk_norm_over == "full" and not config.qk_norm:
+        refuse("qk_norm_over=full needs qk_norm=True: set that, or leave it out")
+    if config.qk_norm_over == "full" and config.gain_out == "scale":
+        refuse(
+            "gain_out=scale and qk_norm_over=full both put a vector on all of q and of k: "
+            "leave one of them out"
+        )
+    wrong = changed(config, "qk_norm", "v_norm")
+    if config.gain_out == "norm" and wrong:
+        refuse(f"{wrong}: gain_out=norm already normalises q, k and v: leave one of them out")
+
+
 def check_double_norms(config: Any) -> None:
     """Norms that leave another flag without effect."""
     if config.embed_scale and config.input_norm and config.norm != "dyt":
@@ -249,8 +280,6 @@ def check_double_norms(config: Any) -> None:
             "embed_scale has no effect under input_norm, which divides it out again: "
             "leave one of them out"
         )
-    if config.qk_norm and config.gain_out == "norm":
-        refuse("gain_out=norm already normalises each head of q and k: leave qk_norm out")
 
 
 # ------------------------------------------------------------- constants, learned scales and gains
@@ -278,14 +307,27 @@ def check_lns(config: Any) -> None:
 
 
 def check_stream_scales(config: Any) -> None:
-    """DeepNorm and Admin, which scale the residual stream, and layouts without a rule for the
-    depth."""
+    """DeepNorm, Admin and `skip_scale`, which scale the residual stream, and layouts without a rule
+    for the depth."""
     wrong = changed(config, "deepnorm", "admin")
     if config.post_norm != "both" and wrong:
         refuse(
             f"{wrong} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
         )
-    wrong = changed(config, "fixup", "post_norm", "post_norm_blocks")
+    n = config.pre_norm_sublayers
+    if n and wrong:
+        refuse(f"{wrong} needs the post norms that pre_norm_sublayers={n} takes out: leave one out")
+    scaled = changed(config, "skip_scale")
+    if scaled and wrong:
+        refuse(f"{scaled}, {wrong}: both scale the stream: leave one of them out")
+    if scaled and config.n_layer == 1:
+        refuse(f"{scaled} leaves out the first block, and n_layer=1: leave it out, or add blocks")
+    if config.skip_scale == 0 and (config.post_norm != "both" or n > 2):
+        refuse(
+            "skip_scale=0 makes the stream 2·n_layer times larger in each sub-layer after the "
+            "first block: these need post norms, post_norm=both and pre_norm_sublayers up to 2"
+        )
+    wrong = changed(config, "fixup", "post_norm", "post_norm_blocks", "skip_scale")
     if not wrong and config.lns == "residual":
         wrong = "lns=residual"
     if config.parametrization in ALPHA and wrong:
@@ -355,13 +397,13 @@ def lns_notes(config: Any) -> list[str]:
     if config.lns in ("norm", "input") and acts_on != wanted:
         branches = " and ".join(acts_on)
         lines.append(f"lns={config.lns} acts on {branches} alone: the other branch has no pre norm")
-    has_qk_norm = config.qk_norm and "attn" in acts_on
-    is_divided_out = has_qk_norm or config.gain_out == "norm"
+    norms = changed(config, "qk_norm", "v_norm")
+    is_divided_out = config.gain_out == "norm" or (norms and "attn" in acts_on)
     keeps_size = config.bias or config.lns_learn  # LNS scales no bias; a learned factor is a gain
     if config.lns == "norm" and is_divided_out and not keeps_size:
         lines.append(
-            "lns acts less than it seems: QK-norm divides its factor out of q and k, "
-            "gain_out=norm out of all matrices"
+            "lns acts less than it seems: QK-norm divides its factor out of q and k, v_norm out of "
+            "v, gain_out=norm out of all matrices"
         )
     if config.lns == "input" and config.norm in ("rmsnorm", "layernorm"):
         lines.append("lns=input does next to nothing here: the norm divides the factor out again")

@@ -61,7 +61,7 @@ def base_layer(config: Any, layer: int) -> int:
 
 
 def multiplier(config: Any, place: str, constant: float | None = None) -> float | None:
-    """Factor on "logits", on the output of each "branch", or on "q" or "k", times `constant`.
+    """Factor on "logits", on the output of each "branch", or on "q", "k" or "v", times `constant`.
 
     None if there is no constant and the factor is 1.
     """
@@ -71,6 +71,7 @@ def multiplier(config: Any, place: str, constant: float | None = None) -> float 
         "branch": larger.n_layer ** -ALPHA.get(config.parametrization, 0),
         "q": larger.head_dim**-0.5,
         "k": 1.0,
+        "v": 1.0,
     }
     factor = factors[place]
     if factor == 1:

@@ -41,7 +41,7 @@ REFUSED = (
     (dict(image_size=8, channels=3), "image_size=8, channels=3 patch_size=0 text set patch_size"),
     # sizes and numbers
     (dict(n_layer=0, vocab_size=0), "n_layer=0 vocab_size=0 at least 1"),
-    (dict(norm_eps=-1e-6), "norm_eps=-1e-06 negative"),
+    (dict(norm_eps=-1e-6, skip_scale=-1.0), "norm_eps=-1e-06 skip_scale=-1.0 negative"),
     (dict(init_std=0.0), "init_std=0.0 positive"),
     (dict(dropout=1.0, drop_path=-0.1), "dropout=1.0 drop_path=-0.1 below 1"),
     (dict(n_embd=9), "n_embd=9 n_head=2"),
@@ -59,6 +59,12 @@ REFUSED = (
         "norm=none mid_norm=attn input_norm=True",
     ),
     (dict(post_norm_blocks=3), "post_norm_blocks=3 between 0 and n_layer=2"),
+    (dict(POST, pre_norm_sublayers=5), "pre_norm_sublayers=5 2·n_layer=4"),
+    (
+        dict(POST, pre_norm_sublayers=1, post_norm_blocks=1),
+        "post_norm_blocks=1 pre_norm_sublayers=1 leave one",
+    ),
+    (dict(pre_norm="attn", pre_norm_sublayers=1), "pre_norm_sublayers=1 no effect mid_norm"),
     (dict(norm_groups=3), "norm_groups=3 n_embd=8"),
     (dict(norm_groups=2, norm="dyt"), "norm_groups=2 norm=rmsnorm layernorm norm=dyt"),
     (dict(norm="layernorm", norm_groups=8), "norm_groups=8 LayerNorm lower"),
@@ -71,17 +77,24 @@ REFUSED = (
         "dyt_learn_alpha dyt_bias norm=dyt norm=none",
     ),
     (dict(embed_scale=True, input_norm=True), "embed_scale input_norm"),
-    (dict(qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm"),
+    (dict(qk_norm_over="full"), "qk_norm_over=full qk_norm=True"),
+    (dict(qk_norm=True, qk_norm_over="full", gain_out="scale"), "gain_out=scale qk_norm_over=full"),
+    (dict(v_norm=True, qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm v_norm"),
     # constants, learned scales and scale vectors
     (dict(lns="norm", pre_norm="none"), "lns=norm pre_norm"),
     (dict(lns_branches="attn", lns_power=0.0), "lns_power lns_branches lns=norm"),
     (dict(lns_learn=True, lns="norm", gain="none"), "lns_learn gain=shared"),
     (dict(deepnorm=True, post_norm="attn"), "deepnorm post_norm=both"),
     (dict(POST, admin=True, deepnorm=True), "deepnorm admin"),
+    (dict(POST, admin=True, pre_norm_sublayers=1), "admin pre_norm_sublayers=1"),
+    (dict(POST, deepnorm=True, skip_scale=2.0), "deepnorm skip_scale=2.0"),
+    (dict(n_layer=1, skip_scale=2.0), "skip_scale=2.0 n_layer=1"),
+    (dict(POST, pre_norm_sublayers=3, skip_scale=0.0), "skip_scale=0 post_norm pre_norm_sublayers"),
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),
     (dict(lns="residual", parametrization="depth_mup"), "lns=residual parametrization=depth_mup"),
+    (dict(skip_scale=0.9, parametrization="completep"), "skip_scale=0.9 parametrization=completep"),
     (
         dict(FIXUP, branch_scale="skipinit", sigma_reparam=True),
         "fixup branch_scale=skipinit sigma_reparam",
@@ -126,6 +139,7 @@ def test_every_rule_refuses_something():
         dict(branch_scale="layerscale", branch_scale_init=-1.0, gain_param="magdir"),
         dict(lns="residual", pre_norm="none", lns_branches="attn"),
         dict(post_norm_blocks=2, lns="branch"),
+        dict(pre_norm="attn", pre_norm_sublayers=2),
         dict(lns="norm", pre_norm="attn", lns_branches="attn", lns_power=-1),
         dict(embed_scale=True, norm="dyt", input_norm=True),  # γ tanh(α s x) keeps s
         dict(dropout=0, norm="dyt", dyt_alpha_attn=1),  # whole numbers are floats, too
@@ -149,6 +163,7 @@ PLAIN = dict(residual_init="plain")
         (dict(PLAIN, lns="norm", pre_norm="attn"), ["lns=norm attn alone"]),
         (dict(PLAIN, lns="norm", qk_norm=True), ["lns less QK-norm"]),
         (dict(PLAIN, lns="norm", qk_norm=True, lns_branches="mlp"), []),
+        (dict(PLAIN, lns="norm", v_norm=True), ["lns less v_norm"]),
         (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns less gain_out=norm"]),
         # a bias keeps its size beside the factor
         (dict(PLAIN, lns="norm", qk_norm=True, bias=True), []),
@@ -190,6 +205,8 @@ NUMBERS |= dict(
 )
 NUMBERS |= dict(
     post_norm_blocks=(1, 2, 3),
+    pre_norm_sublayers=(1, 2, 5),
+    skip_scale=(0.0, 0.9, -1.0),
     dyt_alpha_attn=(0.0, 0.4),
     dyt_alpha_other=(0.3, -1.0),
     init_std=(0.5,),
