@@ -87,7 +87,7 @@ class TrainConfig:
     #   output: the others
     input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # gains that count as input gains, among
     #   those that the paper does not classify: a list in the order v, up, final, as in v,final. v,
-    #   up: the gains after v and after SwiGLU's up (gain_out); final: the final norm's gain
+    #   up: the gains after v and after SwiGLU's up (gain_out, v_norm); final: the final norm's gain
     decay_scalars: bool = False  # apply weight decay to learned scalars (as DyT's LLaMA code does)
     #   and biases
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's

@@ -30,7 +30,7 @@ DOCS = Path(__file__).resolve().parents[1]
 # {figure: rows of tables of docs/layouts.md, by their first cells}
 FAMILIES = {
     "placement": "Pre-LN = S1; S2; S3; S4; S5 = DNT; Sandwich norm; Post-LN; Mix-LN, block 1; "
-    "Mix-LN; Group-LN",
+    "Mix-LN; Group-LN; Peri-LN; OLMo-2; HybridNorm; Keel, block 1; Keel",
     "depth": "LNS; LNS before the norm; LNS on the branch; LNS on the sum; scaled init; "
     "depth-scaled init; DeepNorm; Admin; LayerScale; SkipInit",
     "normfree": "Pre-LN = S1; embedding scalar; β; σReparam; Fixup",
@@ -119,7 +119,7 @@ def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
             first, last, between = (
                 [f.q, f.k, f.v],
                 f.o,
-                ([f.q_norm, f.k_norm, Slot()], ["softmax(q·k) v"]),
+                ([f.q_norm, f.k_norm, f.v_norm], ["softmax(q·k) v"]),
             )
         else:
             first, last, between = (

@@ -36,7 +36,7 @@ CONSTANT = r"«([^»]*)»"
 # Names of the parameters that the equations show. A new module in a branch needs a place here and
 # in the equations of that branch; `describe_hidden` names parameters without one.
 SHOWN = re.compile(
-    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qk]_norm"
+    r"(blocks\.\d+\.(attn|mlp)\.(pre|mid|post|skip|f\.[qkv]_norm"
     r"|f\.((experts|shared)\.)?(q|k|v|o|router|gate|up|down)(\.pre|\.out)?)"
     r"|wte|wpe|patch|cls|embed_scale|input_norm|final_norm|head)"
     r"\.(weight|sigma|gain|magnitude|direction|alpha|bias|choice_bias)"
@@ -117,16 +117,20 @@ def mixture_equations(config: GPTConfig, moe: nn.Module) -> list[str]:
     return [*lines, result]
 
 
+def head_equation(slot: Slot, linear: Linear, name: str) -> str:
+    """q, k or v of u as text: a matrix and the slot on each head of its output."""
+    y = equation(slot, linear_equation(linear, name, "u"))
+    if slot.norm_kind == "none":
+        return y
+    return f"{y} per head"
+
+
 def attention_equations(config: GPTConfig, attention: nn.Module) -> list[str]:
     """The lines of attention, the last without its left side."""
-    q = equation(attention.q_norm, linear_equation(attention.q, "Wq", "u"))
-    k = equation(attention.k_norm, linear_equation(attention.k, "Wk", "u"))
-    v = linear_equation(attention.v, "Wv", "u")
-    remark = ""
-    if config.qk_norm:
-        remark += " per head"
-    if config.pos == "rope":
-        remark += ", rotated (RoPE)"
+    q = head_equation(attention.q_norm, attention.q, "Wq")
+    k = head_equation(attention.k_norm, attention.k, "Wk")
+    v = head_equation(attention.v_norm, attention.v, "Wv")
+    remark = ", rotated (RoPE)" if config.pos == "rope" else ""
     logits = f"q kᵀ/√{config.head_dim}"
     if config.causal:
         logits += " + causal mask"

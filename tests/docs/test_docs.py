@@ -44,7 +44,7 @@ SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__
 COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in [*CONFIGS, *STUDIES])]))
 # tests/interop/test_pages.py has those
 OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]
-ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
+ADDED_BY_README = ("--branch_factor", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
 
 def test_the_readmes_layouts_build():
@@ -106,7 +106,7 @@ def test_every_flag_of_every_command_has_a_text_in_its_help():
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend"
 FOREIGN += " rdzv_endpoint rdzv_id rdzv_conf kill-on-bad-exit job-name ntasks-per-node"
 FOREIGN += " gpus-per-node cpus-per-task time signal requeue open-mode output nodes help key deep"
-FOREIGN += " input name tokenizer shards kills seed minutes skip_scale array wrap"
+FOREIGN += " input name tokenizer shards kills seed minutes branch_factor array wrap"
 FOREIGN += " version edu skip_bad max_tokens prompt_key response_key folder signals-to-handle tiny"
 FOREIGN += " mem wait partition account"
 
@@ -256,7 +256,7 @@ def write_my_claims(root, flags: dict):
         re.DOTALL,
     )
     base = "config/claims/mini_gpt.py config/init/xavier.py"
-    varied = ("out_dir", "skip_scale", "min_lr", "seed", "optimizer", "weight_decay")
+    varied = ("out_dir", "branch_factor", "min_lr", "seed", "optimizer", "weight_decay")
     varied += ("pre_norm", "mid_norm", "input_norm", "qk_norm")  # of DNT
     flags = flags | dict(dataset=str(flags["dataset"]))
     tiny = [f"{key} = {value!r}\n" for key, value in flags.items() if key not in varied]
@@ -294,7 +294,7 @@ def test_the_readmes_changes_work(tmp_path):
         eval_interval=20,
     )
     flags |= dict(
-        skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1
+        branch_factor=0.5, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1
     )
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
     tests = [

@@ -27,6 +27,7 @@ RULES = {
         rules.check_norm_groups,
         rules.check_dyt,
         rules.check_double_norms,
+        rules.check_norms_in_attention,
         rules.check_lns,
         rules.check_stream_scales,
         rules.check_branch_scale,

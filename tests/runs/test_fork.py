@@ -71,5 +71,5 @@ def test_a_fork_passes_the_tests(tmp_path):
     pytest_there = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths]
     printed = call(root, pytest_there, timeout_s=900)
     assert int(re.search(r"(\d+) passed", printed)[1]) > 500
-    for name in ("forgetful", "lion", "lynx"):  # the new layout and the new optimizers are tested
+    for name in ("quiet", "lion", "lynx"):  # the new layout and the new optimizers are tested
         assert re.search(rf"\[.*{name}.*\] PASSED", printed), name

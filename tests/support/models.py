@@ -25,6 +25,9 @@ S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
 S5_NET = dict(S4_NET, mlp="mid")
 POST_NET = dict(attn="post", mlp="post", final=False)
 NO_NET = dict(attn="", mlp="", final=False)
+QK_FULL = dict(qk_norm=True, qk_norm_over="full")
+HYBRID = dict(pre_norm="none", post_norm="attn", qk_norm=True, v_norm=True)
+HYBRID_NET = dict(attn="post", mlp="", qk_norm=True, v_norm=True)
 LAYERNORM, LAYERNORM_NET = (
     dict(norm="layernorm", bias=True),
     dict(kind="layer", norm_bias=True, linear_bias=True),
@@ -71,6 +74,21 @@ SCHEMES = {
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
+    "Peri-LN": (dict(mid_norm="both", input_norm=True), dict(S4_NET, qk_norm=False)),
+    "Gemma 3": (
+        dict(mid_norm="both", qk_norm=True, embed_scale=True),
+        dict(S4_NET, input_norm=False, embed_scale=True),
+    ),
+    "OLMo-2": (
+        dict(QK_FULL, pre_norm="none", mid_norm="both"),
+        dict(attn="mid", mlp="mid", qk_norm=True, qk_over="full"),
+    ),
+    "HybridNorm": (HYBRID, HYBRID_NET),
+    "HybridNorm*": (dict(HYBRID, pre_norm_sublayers=2), dict(HYBRID_NET, first_pre=2)),
+    "Keel": (
+        dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
+        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, keel=True),
+    ),
     "CompleteP": (
         COMPLETEP,
         dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1)),
@@ -94,6 +112,8 @@ BESIDE = {
     "1/l^0.3": (dict(lns_power=0.3), dict(power=0.3)),
     "ffn alone": (dict(lns_branches="mlp"), dict(lns_on="mlp")),
     "Mix-LN 2": (dict(post_norm_blocks=2), dict(post_blocks=2)),
+    "first pre": (dict(pre_norm_sublayers=3), dict(first_pre=3)),
+    "skip": (dict(skip_scale=0.9), dict(later_skip=0.9)),
     "2 groups": (dict(norm_groups=2), dict(groups=2)),
     "4 groups": (dict(norm_groups=4), dict(groups=4)),
     "embed scale": (dict(embed_scale=True), dict(embed_scale=True)),
@@ -127,7 +147,7 @@ REPRESENTATIVES = joined(
     "S5 + LNS branch + swiglu | S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | "
     "no norm + SkipInit | LN + 4 groups | Fixup + llama + bias + LNS branch | "
     "sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | LN + post attn + ER | "
-    "HG + DNP + OR"
+    "HG + DNP + OR | OLMo-2 + llama | HybridNorm* + llama + bias + ER | Keel"
 )
 MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale"
 MUCH += " + sigmaReparam + HG + DP + ER"
@@ -146,11 +166,13 @@ SCHEMES |= joined(
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | "
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
-    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | HG + DP + bias + geglu"
+    "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | "
+    "llama + S2 | OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS | HG + DP + bias + geglu"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
 LEAST_LAYERS = {"S5 + Mix-LN + LNS + rope": 2, "HG + Mix-LN + LNS learned": 2, "much at once": 2}
+LEAST_LAYERS |= {"Keel": 2, "S5 + first pre + skip + LNS": 2}
 
 
 def network(name, n_layer, **changes):
@@ -165,7 +187,9 @@ def network(name, n_layer, **changes):
 def depth_of(name) -> int:
     """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor
     other than 1."""
-    return 3 if ALL[name][0].get("post_norm_blocks", 0) > 1 else 2
+    flags = ALL[name][0]
+    is_long = flags.get("post_norm_blocks", 0) > 1 or flags.get("pre_norm_sublayers", 0) > 2
+    return 3 if is_long else 2
 
 
 # ----------------------------------------------------------------------------------------- builders

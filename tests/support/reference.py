@@ -32,17 +32,23 @@ class Net:
     linear_bias: bool = False
     input_norm: bool = False
     qk_norm: bool = False
+    qk_over: str = "head"  # or full: QK-norm over all of q and all of k (OLMo-2)
+    v_norm: bool = False  # over each head of v (HybridNorm)
     theta: float | None = None  # rotary positions of this base; None = a learned table
     act: str = "gelu"
     tied: bool = True
     embed_scale: bool = False  # a scalar on the embedding sum
     post_blocks: int = 0  # Mix-LN: the number of first blocks that have post norms alone
+    first_pre: int = 0  # the number of first sub-layers that have a pre norm alone
     lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual,
     #   input (of the pre norm)
     power: float = 0.5
     lns_on: str = "attn mlp"
     numbers: tuple = ()  # l of each block, and of blocks that are not there; () = 1, 2, …
     skip: float = 1.0  # constant on the stream
+    later_skip: float = 1.0  # the same, in all blocks but the first
+    keel: bool = False  # the stream times 2·blocks, in all blocks but the first
+    branch: float = 1.0  # constant on the branch output
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
@@ -136,6 +142,10 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
     def attention(name, u, positions):
         q, k, v = (affine(f"{name}.{part}", u, positions) for part in "qkv")
         d_h, T = q.shape[-1] // net.heads, u.shape[1]
+        if net.qk_norm and net.qk_over == "full":
+            q, k = rms(q, net.eps), rms(k, net.eps)
+            if usual:
+                q, k = vector(name + ".q.out") * q, vector(name + ".k.out") * k
         future = torch.full((T, T), float(net.causal)).triu(1).bool()
         outputs = []
         for head in range(net.heads):
@@ -143,10 +153,14 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             group = head // (net.heads // net.kv_heads)
             q_h = q[..., head * d_h : (head + 1) * d_h]
             k_h, v_h = (x[..., group * d_h : (group + 1) * d_h] for x in (k, v))
-            if net.qk_norm:  # eq. 10: RMSNorm over d_h, before the rotation
+            # eq. 10: RMSNorm over d_h, before the rotation
+            if net.qk_norm and net.qk_over == "head":
                 q_h, k_h = rms(q_h, net.eps), rms(k_h, net.eps)
                 if usual:
                     q_h, k_h = vector(name + ".q_norm") * q_h, vector(name + ".k_norm") * k_h
+            if net.v_norm:
+                v_h = rms(v_h, net.eps)
+                v_h = vector(name + ".v_norm") * v_h if usual else v_h
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
             scores = q_h @ k_h.transpose(1, 2) * (net.q_factor / math.sqrt(d_h))  # eq. 9
@@ -212,6 +226,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         ):
             name = f"blocks.{block}.{branch}"
             positions = ["post"] if number <= net.post_blocks else positions
+            if 2 * (number - 1) + (branch == "mlp") < net.first_pre:
+                positions = ["pre"]
             factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}
             u = x
             if "pre" in positions:
@@ -227,8 +243,10 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 y = gained(name + ".mid", y, net.branch_gain)
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
-            y = factor.get("branch", 1) * net.blocks**-net.depth_power * y
+            y = factor.get("branch", 1) * net.blocks**-net.depth_power * net.branch * y
             x = net.skip * x
+            if number > 1:
+                x = (2 * net.blocks if net.keel else net.later_skip) * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
             if net.admin:

@@ -47,7 +47,7 @@ BASE |= {
     "decay": "dnt_small",
     "init": "gpt2_small",
 }
-BASE |= {"nanogpt": "dyt/small"}
+BASE |= {"nanogpt": "dyt/small", "layouts": "dnt_small"}
 BASE |= {"sft": "lns/250m"}  # the model of the run that a fine-tuning starts from
 # as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
 TINY = dict(n_layer=4, n_head=2, n_embd=64, n_ff=96, block_size=8, vocab_size=64)

@@ -105,6 +105,7 @@ def test_a_removed_block_leaves_the_others_their_numbers(monkeypatch):
         "LNS residual",
         "LN + HG + LNS + swiglu",
         "DeepNorm",
+        "Keel",
         MIXED,
     ):
         flags, net = network(name, 3)

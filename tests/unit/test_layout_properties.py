@@ -66,7 +66,7 @@ ROLE_TABLE = {
     + r"(attn|mlp)\.(pre|f\.(experts\.|shared\.)?([qkv]|gate|up|router)\.pre)|final_norm)"
     + VECTOR: "gain_in",
     BLOCK
-    + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qk]_norm)"
+    + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qkv]_norm)"
     + VECTOR: "gain_out",
     BLOCK + r"(attn|mlp)\.skip\.gain|input_norm" + VECTOR: "gain_out",
     r".*\.direction": "gain_dir",
