@@ -167,7 +167,8 @@ SCHEMES |= joined(
     "S4 + no gains | LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | "
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
     "llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch | "
-    "llama + S2 | OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS | HG + DP + bias + geglu"
+    "llama + S2 | OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS | "
+    "HG + DP + bias + geglu"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
