@@ -90,7 +90,8 @@ def test_written_again_it_is_theirs(name, folders, tmp_path):
     wanted, found = (load_file(folder / FILE) for folder in (folders[name], tmp_path / "it"))
     assert found.keys() == wanted.keys()
     for key, t in wanted.items():
-        assert error(found[key], t) <= (kind == "gemma3_text") * roundings(2), key
+        added = kind == "gemma3_text" and t.ndim == 1
+        assert error(found[key], t) <= added * roundings(2), key
     theirs = json.loads((folders[name] / "config.json").read_text())
     ours = json.loads((tmp_path / "it" / "config.json").read_text())
     changed = {key for key in theirs.keys() & ours.keys() if theirs[key] not in (None, ours[key])}

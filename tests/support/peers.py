@@ -58,22 +58,8 @@ PEERS = {
     "Qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "Qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
     "Qwen3, untied": ("Qwen3", dict(head_dim=4, tie_word_embeddings=False, num_key_value_heads=1)),
-    "OLMo-2": ("Olmo2", dict(tie_word_embeddings=False)),
-    "OLMo-2, heads, tied": (
-        "Olmo2",
-        dict(head_dim=6, tie_word_embeddings=True, num_key_value_heads=1),
-    ),
+    "OLMo-2": ("Olmo2", dict(head_dim=6, tie_word_embeddings=False)),
     "Gemma 3": ("Gemma3", dict(FULL, head_dim=6, query_pre_attn_scalar=6)),
-    "Gemma 3, silu, untied": (
-        "Gemma3",
-        dict(
-            FULL,
-            head_dim=4,
-            query_pre_attn_scalar=4,
-            hidden_activation="silu",
-            tie_word_embeddings=False,
-        ),
-    ),
     "Mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
     "Mixtral, heads, one expert": (
         "Mixtral",
