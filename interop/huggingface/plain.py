@@ -102,7 +102,7 @@ def plain_model(model: GPT, kind: str) -> PlainModel:
     if config.embed_scale:
         weights["embed_scale.gain"] = embedding_constant(config)
         scale = scale / weights["embed_scale.gain"].double()
-    weights |= {"wte.weight": model.wte.weight.double() * scale}
+    weights["wte.weight"] = model.wte.weight.double() * scale
     if model.wpe is not None:
         weights["wpe.weight"] = model.wpe.weight.double() * scale
     final = norm(model.final_norm, "final_norm", model.config.norm)
