@@ -498,8 +498,9 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
 
 
 def head_slot(config: GPTConfig, part: str) -> Slot:
-    """The slot on each head of q, k or v: a norm over the channels of a head (DNT eq. 10; HybridNorm,
-    Alg. 1), with one gain for all heads, of q and k by our choice; the parametrization's factor."""
+    """The slot on each head of q, k or v: a norm over the channels of a head (DNT eq. 10; v:
+    HybridNorm, Alg. 1), with one gain for all heads, of q and k by our choice; the factor of the
+    parametrization."""
     const = multiplier(config, part)
     has_norm = config.v_norm
     if part in ("q", "k"):
