@@ -396,8 +396,9 @@ def lns_notes(config: Any) -> list[str]:
     if config.lns in ("norm", "input") and acts_on != wanted:
         branches = " and ".join(acts_on)
         lines.append(f"lns={config.lns} acts on {branches} alone: the other branch has no pre norm")
-    norms = changed(config, "qk_norm", "v_norm")
-    is_divided_out = config.gain_out == "norm" or (norms and "attn" in acts_on)
+    has_qk_norm = config.qk_norm and "attn" in acts_on
+    has_v_norm = config.v_norm and "attn" in acts_on
+    is_divided_out = has_qk_norm or has_v_norm or config.gain_out == "norm"
     keeps_size = config.bias or config.lns_learn  # LNS scales no bias; a learned factor is a gain
     if config.lns == "norm" and is_divided_out and not keeps_size:
         lines.append(
