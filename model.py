@@ -371,8 +371,9 @@ def skip_slot(config: GPTConfig, layer: int) -> Slot:
     if config.deepnorm:
         const = (2 * config.n_layer) ** 0.25
     if config.skip_scale != 1:
-        is_first = layer == 1  # its stream is the embedding
-        const = 1.0 if is_first else config.skip_scale or 2.0 * config.n_layer
+        const = config.skip_scale or 2.0 * config.n_layer
+        if layer == 1:  # its stream is the embedding
+            const = 1.0
     n_gain = config.n_embd if config.admin else 0
     return Slot(n_gain=n_gain, const=const)
 
@@ -502,8 +503,9 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
 
 
 def head_slot(config: GPTConfig, part: str) -> Slot:
-    """The slot on each head of q, k or v: a norm over the channels of a head, with one gain for all
-    heads, our choice; the factor of the parametrization by head size."""
+    """The slot on each head of q, k or v: a norm over the channels of a head (DNT eq. 10; v:
+    HybridNorm, Alg. 1), with one gain for all heads, of q and k by our choice; the factor of the
+    parametrization."""
     const = multiplier(config, part)
     has_norm = config.v_norm
     if part in ("q", "k"):
@@ -515,7 +517,7 @@ def head_slot(config: GPTConfig, part: str) -> Slot:
 
 
 def rms_slot(config: GPTConfig, n: int, role: str, const: float | None = None) -> Slot:
-    """An RMSNorm over n channels, with a gain for each unless gain=none."""
+    """A slot with an RMSNorm over n channels and a gain for each, unless gain=none."""
     n_gain = 0 if config.gain == "none" else n
     norm = Norm("rmsnorm", config.norm_eps)
     return make_slot(config.gain_param, norm, n_gain, role, const=const)

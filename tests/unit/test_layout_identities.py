@@ -5,7 +5,20 @@ norm divides scales out, and that RoPE sees relative positions alone, follows fr
 import pytest
 import torch
 
-from support.models import LLAMA, MANY_GAINS, POST, S4, S5, batch, build, copied, error, fresh
+from support.models import (
+    HYBRID,
+    LLAMA,
+    MANY_GAINS,
+    POST,
+    QK_FULL,
+    S4,
+    S5,
+    batch,
+    build,
+    copied,
+    error,
+    fresh,
+)
 from support.tolerances import roundings
 
 
@@ -46,6 +59,27 @@ def test_at_initialisation_the_same(flags, same):
     idx = batch()[0]
     # the parameters start as fp32 numbers
     assert error(fresh(flags)(idx)[0], fresh(same)(idx)[0]) < roundings(8)
+
+
+@pytest.mark.parametrize(
+    "flags, part, n_rows, is_divided_out",
+    (
+        (dict(qk_norm=True), "q", 4, True),  # one head of four
+        (QK_FULL, "q", 4, False),
+        (QK_FULL, "q", 16, True),
+        (QK_FULL, "v", 4, False),
+        (HYBRID, "v", 4, True),
+    ),
+    ids=str,
+)
+def test_scales_that_the_norms_in_attention_divide_out(flags, part, n_rows, is_divided_out):
+    """eps is small beside the squares of q, k and v, which are about 1."""
+    model, idx = build(dict(flags, norm_eps=1e-14)), batch()[0]
+    before = model(idx)[0]
+    with torch.no_grad():
+        getattr(model.blocks[0].attn.f, part).weight[:n_rows] *= 3
+    change = error(model(idx)[0], before)
+    assert change < 1e-9 if is_divided_out else change > 1e-3
 
 
 @pytest.mark.parametrize("kind", ("magdir", "expmagdir"))

@@ -86,8 +86,10 @@ REFUSED = (
     (dict(lns_learn=True, lns="norm", gain="none"), "lns_learn gain=shared"),
     (dict(deepnorm=True, post_norm="attn"), "deepnorm post_norm=both"),
     (dict(POST, admin=True, deepnorm=True), "deepnorm admin"),
-    (dict(POST, admin=True, pre_norm_sublayers=1), "admin pre_norm_sublayers=1"),
-    (dict(POST, deepnorm=True, skip_scale=2.0), "deepnorm skip_scale=2.0"),
+    (
+        dict(POST, admin=True, pre_norm_sublayers=1, skip_scale=2.0),
+        "admin pre_norm_sublayers=1 skip_scale=2.0",
+    ),
     (dict(n_layer=1, skip_scale=2.0), "skip_scale=2.0 n_layer=1"),
     (dict(POST, pre_norm_sublayers=3, skip_scale=0.0), "skip_scale=0 post_norm pre_norm_sublayers"),
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
