@@ -4,9 +4,9 @@ python export.py --out_dir=out/quickstart --to=exported/quickstart
 python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama
 python export.py --init_from=out-owt/ckpt.pt --to=exported/owt  # nanoGPT's, for transformers
 
-A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that architecture;
-constants and gains that it lacks, such as LNS's, are multiplied into the weights. Every other
-layout is exported with its modeling code: trust_remote_code=True.
+A layout that GPT-2, LLaMA, Qwen3, OLMo-2, Gemma 3, Mixtral or Qwen3-MoE can compute becomes that
+architecture; constants and gains that it lacks, such as LNS's, are multiplied into the weights.
+Every other layout is exported with its modeling code: trust_remote_code=True.
 """
 
 import sys
@@ -32,7 +32,17 @@ class ExportConfig:
     init_from: PathName = ""  # weights from elsewhere instead of a run's checkpoint: nanoGPT's
     #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
     to: PathName = ""  # the folder to write, which must not exist
-    target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"
+    target: Literal[
+        "auto",
+        "gpt2",
+        "llama",
+        "qwen3",
+        "olmo2",
+        "gemma3_text",
+        "mixtral",
+        "qwen3_moe",
+        "nanodnt",
+    ] = "auto"
     #   architecture; auto = the first architecture of transformers that computes the same, else
     #   nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # dtype of the weights in the

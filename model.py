@@ -45,7 +45,7 @@ from layers.linear import (
 )
 from layers.loss import linear_cross_entropy
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, rotary, rotate, stored, upcast
+from layers.ops import ACTIVATIONS, GATES, add, rotary, rotate, stored, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.scaling import base, base_layer, multiplier
@@ -84,8 +84,9 @@ class GPTConfig:
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
-    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"
-    #   activation of the FFN; gelu is GPT-2's tanh form, gelu_erf is exact
+    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu", "geglu"] = "gelu"
+    #   activation of the FFN; gelu is GPT-2's tanh form, gelu_erf is exact; swiglu and geglu have a
+    #   gate, through SiLU and through gelu
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # use the token embedding as the output head
     bias: bool = False  # biases in linear layers, and in LayerNorm
@@ -221,6 +222,11 @@ class GPTConfig:
     @property
     def ffn_width(self) -> int:
         return self.n_ff or 4 * self.n_embd
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the FFN has a gate, a third matrix."""
+        return self.mlp in GATES
 
     @property
     def n_norm_gains(self) -> int:
@@ -377,8 +383,9 @@ def skip_slot(config: GPTConfig, layer: int, branch: str, mid: Slot) -> Slot:
     if config.deepnorm:
         const = (2 * config.n_layer) ** 0.25
     if config.skip_scale != 1:
-        is_first = layer == 1  # its stream is the embedding
-        const = 1.0 if is_first else config.skip_scale or 2.0 * config.n_layer
+        const = config.skip_scale or 2.0 * config.n_layer
+        if layer == 1:  # its stream is the embedding
+            const = 1.0
     n_gain = config.n_embd if config.admin else 0
     shrinks = config.gpas and "post" in config.norm_places(layer, branch)
     return Slot(n_gain=n_gain, const=const, shrinks=shrinks)
@@ -491,15 +498,14 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias, QK-norm
     over all of q or k."""
-    is_gated = config.mlp == "swiglu"
-    activated = "gate" if is_gated else "up"  # the matrix before the activation
+    activated = "gate" if config.is_gated else "up"  # the matrix before the activation
     n_bias = config.n_fixup_biases if part == activated else 0
     if part in ("q", "k") and config.qk_norm_over == "full":
         return rms_slot(config, n_out, "gain_out")
     if config.gain_out == "none" or (config.gain_out == "sphere" and part in ("q", "k", "v")):
         return Slot(n_bias=n_bias)
     role = "gain_out"
-    if part == "v" or (part == "up" and is_gated):
+    if part == "v" or (part == "up" and config.is_gated):
         role = part  # a flag decides what role these two have: OPEN_GAINS in layers/roles.py
     norm = NO_NORM
     if config.gain_out == "norm":  # over each head of q and k, over all of v, gate and up
@@ -511,8 +517,9 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
 
 
 def head_slot(config: GPTConfig, part: str) -> Slot:
-    """The slot on each head of q, k or v: a norm over the channels of a head, with one gain for all
-    heads, our choice; the factor of the parametrization by head size."""
+    """The slot on each head of q, k or v: a norm over the channels of a head (DNT eq. 10; v:
+    HybridNorm, Alg. 1), with one gain for all heads, of q and k by our choice; the factor of the
+    parametrization."""
     const = multiplier(config, part)
     has_norm = config.v_norm
     if part in ("q", "k"):
@@ -524,7 +531,7 @@ def head_slot(config: GPTConfig, part: str) -> Slot:
 
 
 def rms_slot(config: GPTConfig, n: int, role: str, const: float | None = None) -> Slot:
-    """An RMSNorm over n channels, with a gain for each unless gain=none."""
+    """A slot with an RMSNorm over n channels and a gain for each, unless gain=none."""
     n_gain = 0 if config.gain == "none" else n
     norm = Norm("rmsnorm", config.norm_eps)
     return make_slot(config.gain_param, norm, n_gain, role, const=const)
@@ -653,7 +660,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down( act( up(u) ) ), or with swiglu down( silu(gate(u)) ⊙ up(u) ): u (…, C) → (…, C).
+    """down( act( up(u) ) ), or with a gate down( act(gate(u)) ⊙ up(u) ): u (…, C) → (…, C).
 
     `n_expert` and `n_shared`: see `projection`.
     """
@@ -661,11 +668,11 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig, layer: int, n_expert: int = 0, n_shared: int = 1):
         super().__init__()
         self.gate = None
-        if config.mlp == "swiglu":
+        if config.is_gated:
             self.gate = projection(config, layer, "gate", n_expert, n_shared)
         self.up = projection(config, layer, "up", n_expert, n_shared)
         self.down = projection(config, layer, "down", n_expert, n_shared)
-        self.act = ACTIVATIONS.get(config.mlp)
+        self.act = ACTIVATIONS[GATES.get(config.mlp, config.mlp)]
 
     def fits_kernel(self, u: Tensor, product: ProductFunction) -> bool:
         """Whether layers/ffn.py computes this FFN: in compiled code, GELU alone between two
@@ -674,6 +681,8 @@ class MLP(nn.Module):
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
             return False
         if self.act is not ACTIVATIONS["gelu"] or product is not F.linear:
+            return False
+        if self.gate is not None:
             return False
         if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False
@@ -696,7 +705,7 @@ class MLP(nn.Module):
             hidden = self.act(self.up(u, in_scale, product))
         else:
             gate, up = fused_linear([self.gate, self.up], u, in_scale, product)
-            hidden = F.silu(gate) * up
+            hidden = self.act(gate) * up
         return self.down(hidden, product=product)
 
 

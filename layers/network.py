@@ -219,7 +219,7 @@ def init_factor(config: Any, linear: Linear) -> float:
 
     DeepNorm: also on SwiGLU's gate, our choice. Fixup: M^(-1/(2m-2)) for M = 2L branches of m
     matrices, of which the last starts at 0. Attention counts as v and o, m = 2. A product of two
-    linear maps, in swiglu and relu2, counts as two matrices, m = 3: (2L)^-¼.
+    linear maps, in relu2 and behind a gate, counts as two matrices, m = 3: (2L)^-¼.
     """
     part = linear.part
     if role_of(linear) == "head":
@@ -233,7 +233,7 @@ def init_factor(config: Any, linear: Linear) -> float:
     if config.fixup:
         if ends_branch:
             return 0.0
-        if part in ("gate", "up") and config.mlp in ("swiglu", "relu2"):
+        if part in ("gate", "up") and (config.is_gated or config.mlp == "relu2"):
             return (2 * n_layer) ** -0.25
         return (2 * n_layer) ** -0.5
     if not ends_branch or config.residual_init == "plain":

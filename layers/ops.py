@@ -146,7 +146,9 @@ ACTIVATIONS = {
     "gelu_erf": F.gelu,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
 }
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # {FFN with a gate: activation of its gate}
 
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

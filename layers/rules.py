@@ -314,15 +314,14 @@ def check_stream_scales(config: Any) -> None:
         refuse(
             f"{wrong} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
         )
-    n = config.pre_norm_sublayers
-    if n and wrong:
-        refuse(f"{wrong} needs the post norms that pre_norm_sublayers={n} takes out: leave one out")
+    others = changed(config, "pre_norm_sublayers", "skip_scale")
+    if wrong and others:
+        refuse(f"{wrong} scales the stream before all post norms, and contradicts {others}")
     scaled = changed(config, "skip_scale")
-    if scaled and wrong:
-        refuse(f"{scaled}, {wrong}: both scale the stream: leave one of them out")
     if scaled and config.n_layer == 1:
-        refuse(f"{scaled} leaves out the first block, and n_layer=1: leave it out, or add blocks")
-    if config.skip_scale == 0 and (config.post_norm != "both" or n > 2):
+        refuse(f"{scaled} has no effect on the first block, and n_layer=1: leave it out")
+    has_post_norms = config.post_norm == "both" and config.pre_norm_sublayers <= 2
+    if config.skip_scale == 0 and not has_post_norms:
         refuse(
             "skip_scale=0 makes the stream 2·n_layer times larger in each sub-layer after the "
             "first block: these need post norms, post_norm=both and pre_norm_sublayers up to 2"
@@ -409,8 +408,9 @@ def lns_notes(config: Any) -> list[str]:
     if config.lns in ("norm", "input") and acts_on != wanted:
         branches = " and ".join(acts_on)
         lines.append(f"lns={config.lns} acts on {branches} alone: the other branch has no pre norm")
-    norms = changed(config, "qk_norm", "v_norm")
-    is_divided_out = config.gain_out == "norm" or (norms and "attn" in acts_on)
+    has_qk_norm = config.qk_norm and "attn" in acts_on
+    has_v_norm = config.v_norm and "attn" in acts_on
+    is_divided_out = has_qk_norm or has_v_norm or config.gain_out == "norm"
     keeps_size = config.bias or config.lns_learn  # LNS scales no bias; a learned factor is a gain
     if config.lns == "norm" and is_divided_out and not keeps_size:
         lines.append(

@@ -1,10 +1,11 @@
-"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen2, Qwen3, Mixtral,
-Qwen3-MoE.
+"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen2, Qwen3, OLMo-2, Gemma 3,
+Mixtral, Qwen3-MoE.
 
-A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours
-under other names.
+A family has norms in fixed places, and one kind of norm, position and FFN. Its configuration and
+tensors are ours under other names.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import GPT, GPTConfig
+
+# {their name of the activation of the FFN, without and with a gate: ours}. Where theirs has several
+# names, the first is written.
+ACTIVATIONS = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu": "gelu_erf",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 
 
 class Family(NamedTuple):
@@ -26,6 +38,10 @@ class Family(NamedTuple):
     # other. "{}" is the number of the block from 0; a second "{}" in theirs is the number of the
     # expert: each expert has a matrix of its own there, and ours is the stack of them.
     modules: dict[str, str]
+    own_keys: Callable[[GPTConfig], dict[str, Any]]  # further keys of config.json
+    activation: str = "hidden_act"  # their key of the FFN's activation
+    activations: dict[str, str] = GATED  # {value of that key: ours}
+    gain_offset: float = 0.0  # gain of a norm minus its weight in the file
     transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
     absent: tuple[str, ...] = ()  # endings of the names of tensors that they lack, and that are 0
     #   here
@@ -38,6 +54,39 @@ class Match(NamedTuple):
     theirs: list[str]
     ours: list[str]
     transposed: bool  # whether theirs is (in, out)
+    offset: float  # ours minus theirs
+
+
+def gpt2_keys(config: GPTConfig) -> dict[str, Any]:
+    return dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
+def llama_keys(config: GPTConfig) -> dict[str, Any]:
+    """Also those of the families that are LLaMAs but for some of their parts."""
+    theta = config.rope_theta
+    return dict(
+        rope_theta=theta,
+        rope_parameters=dict(rope_type="default", rope_theta=theta),
+        attention_bias=config.bias,
+        mlp_bias=config.bias,
+        num_key_value_heads=config.n_kv_head or config.n_head,
+        head_dim=config.head_dim,
+        intermediate_size=config.ffn_width,
+    )
+
+
+def gemma3_keys(config: GPTConfig) -> dict[str, Any]:
+    """With attention to all earlier tokens in every layer. No layer uses the settings of sliding
+    windows, but `transformers` wants them."""
+    keys = llama_keys(config)
+    rope = keys["rope_parameters"]
+    return keys | dict(
+        rope_parameters=dict(full_attention=rope, sliding_attention=rope),
+        rope_local_base_freq=config.rope_theta,
+        layer_types=["full_attention"] * config.n_layer,
+        sliding_window=config.block_size,
+        query_pre_attn_scalar=config.head_dim,
+    )
 
 
 GPT2 = Family(
@@ -55,7 +104,13 @@ GPT2 = Family(
         tie_weights="tie_word_embeddings",
         init_std="initializer_range",
     ),
-    dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None),
+    dict(
+        tie_word_embeddings=True,
+        layer_norm_epsilon=1e-5,
+        initializer_range=0.02,
+        n_inner=None,
+        activation_function="gelu_new",
+    ),
     {
         "wte": "wte",
         "wpe": "wpe",
@@ -68,22 +123,28 @@ GPT2 = Family(
         "ln_f": "final_norm",
         "lm_head": "head",
     },
+    gpt2_keys,
+    "activation_function",
+    ACTIVATIONS,
     transposed=True,
 )
-ATTENTION = {
+BARE = {
     "embed_tokens": "wte",
-    "layers.{}.input_layernorm": "blocks.{}.attn.pre",
     **{f"layers.{{}}.self_attn.{x}_proj": f"blocks.{{}}.attn.f.{x}" for x in "qkvo"},
-    "layers.{}.post_attention_layernorm": "blocks.{}.mlp.pre",
     "norm": "final_norm",
     "lm_head": "head",
+}
+ATTENTION = BARE | {
+    "layers.{}.input_layernorm": "blocks.{}.attn.pre",
+    "layers.{}.post_attention_layernorm": "blocks.{}.mlp.pre",
 }
 QK_NORM = {f"layers.{{}}.self_attn.{x}_norm": f"blocks.{{}}.attn.f.{x}_norm" for x in "qk"}
 GATE_UP_DOWN = "gate_proj up_proj down_proj"
 
 
-def swiglu(theirs: str, names: str, ours: str) -> dict[str, str]:
-    """The modules of a SwiGLU in a table of modules; `names` are theirs of gate, up and down."""
+def gated(theirs: str, names: str, ours: str) -> dict[str, str]:
+    """The modules of an FFN with a gate in a table of modules; `names` are theirs of gate, up and
+    down."""
     modules = {}
     for name, part in zip(names.split(), ("gate", "up", "down"), strict=True):
         modules[f"layers.{{}}.{theirs}.{name}"] = f"blocks.{{}}.{ours}.{part}"
@@ -93,7 +154,7 @@ def swiglu(theirs: str, names: str, ours: str) -> dict[str, str]:
 LLAMA = Family(
     "LlamaForCausalLM",
     "model.",
-    dict(pre_norm="both", residual_init="plain", norm="rmsnorm", pos="rope", mlp="swiglu"),
+    dict(pre_norm="both", residual_init="plain", norm="rmsnorm", pos="rope"),
     dict(
         n_layer="num_hidden_layers",
         n_head="num_attention_heads",
@@ -108,7 +169,8 @@ LLAMA = Family(
         init_std="initializer_range",
     ),
     dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu"),
-    ATTENTION | swiglu("mlp", GATE_UP_DOWN, "mlp.f"),
+    ATTENTION | gated("mlp", GATE_UP_DOWN, "mlp.f"),
+    llama_keys,
 )
 QWEN2 = LLAMA._replace(  # only read: exports are LLaMA with all biases instead
     architecture="Qwen2ForCausalLM",
@@ -123,6 +185,46 @@ QWEN3 = LLAMA._replace(
     defaults=LLAMA.defaults | dict(head_dim=128),
     modules=LLAMA.modules | QK_NORM,
 )
+OLMO2 = LLAMA._replace(
+    architecture="Olmo2ForCausalLM",
+    flags=QWEN3.flags | dict(pre_norm="none", mid_norm="both", qk_norm_over="full"),
+    defaults=LLAMA.defaults | dict(rms_norm_eps=1e-5),
+    modules=BARE
+    | gated("mlp", GATE_UP_DOWN, "mlp.f")
+    | {f"layers.{{}}.self_attn.{x}_norm": f"blocks.{{}}.attn.f.{x}.out" for x in "qk"}
+    | {
+        "layers.{}.post_attention_layernorm": "blocks.{}.attn.mid",
+        "layers.{}.post_feedforward_layernorm": "blocks.{}.mlp.mid",
+    },
+)
+GEMMA3 = LLAMA._replace(
+    architecture="Gemma3ForCausalLM",
+    flags=QWEN3.flags | dict(mid_norm="both", embed_scale=True),
+    defaults=dict(
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        initializer_range=0.02,
+        hidden_activation="gelu_pytorch_tanh",
+        num_key_value_heads=4,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        rope_theta=1e6,
+        use_sliding_window=False,  # not a key of theirs: their layer_types alone say it
+        layer_types=["sliding_attention"],  # of most layers
+    ),
+    modules=BARE
+    | QK_NORM
+    | gated("mlp", GATE_UP_DOWN, "mlp.f")
+    | {
+        "layers.{}.input_layernorm": "blocks.{}.attn.pre",
+        "layers.{}.post_attention_layernorm": "blocks.{}.attn.mid",
+        "layers.{}.pre_feedforward_layernorm": "blocks.{}.mlp.pre",
+        "layers.{}.post_feedforward_layernorm": "blocks.{}.mlp.mid",
+    },
+    own_keys=gemma3_keys,
+    activation="hidden_activation",
+    gain_offset=1.0,
+)
 MIXTRAL = LLAMA._replace(
     architecture="MixtralForCausalLM",
     flags=LLAMA.flags | dict(bias=False, router_norm=True),
@@ -130,7 +232,7 @@ MIXTRAL = LLAMA._replace(
     defaults=LLAMA.defaults | dict(rms_norm_eps=1e-5, rope_theta=1e6),
     modules=ATTENTION
     | {"layers.{}.block_sparse_moe.gate": "blocks.{}.mlp.f.router"}
-    | swiglu("block_sparse_moe.experts.{}", "w1 w3 w2", "mlp.f.experts"),
+    | gated("block_sparse_moe.experts.{}", "w1 w3 w2", "mlp.f.experts"),
 )
 QWEN3_MOE = MIXTRAL._replace(
     architecture="Qwen3MoeForCausalLM",
@@ -140,23 +242,22 @@ QWEN3_MOE = MIXTRAL._replace(
     modules=ATTENTION
     | QK_NORM
     | {"layers.{}.mlp.gate": "blocks.{}.mlp.f.router"}
-    | swiglu("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
+    | gated("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
 )
 FAMILIES = dict(
-    gpt2=GPT2, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE
+    gpt2=GPT2,
+    llama=LLAMA,
+    qwen2=QWEN2,
+    qwen3=QWEN3,
+    olmo2=OLMO2,
+    gemma3_text=GEMMA3,
+    mixtral=MIXTRAL,
+    qwen3_moe=QWEN3_MOE,
 )
 # keys that may be null: then they follow from the others
 OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")
 # {key: its name in version 4's Qwen3-MoE}; both are written
 SAME_KEYS = {"num_local_experts": "num_experts"}
-
-ACTIVATIONS = {  # {GPT-2's name: ours}
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu": "gelu_erf",
-    "relu": "relu",
-    "relu2": "relu2",
-}
 
 # {their key: the value with which it changes nothing, as None does}. With another value it is a
 # part that our model lacks.
@@ -166,6 +267,9 @@ NEUTRAL = dict(
     scale_attn_weights=True,
     scale_attn_by_inverse_layer_idx=False,
     partial_rotary_factor=1.0,
+    attn_logit_softcapping=None,
+    final_logit_softcapping=None,
+    use_bidirectional_attention=False,
     decoder_sparse_step=1,
     mlp_only_layers=[],
     rope_type="default",  # a setting of RoPE, like the next
@@ -182,7 +286,7 @@ def missing_parts(theirs: dict[str, Any], rope: dict[str, Any]) -> list[str]:
             parts.append(f"{key}={theirs[key]!s:.40}")
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         parts.append(f"sliding_window={theirs['sliding_window']}")
-    for name in theirs.get("layer_types") or ():
+    for name in dict.fromkeys(theirs.get("layer_types") or ()):
         if name != "full_attention":
             parts.append(f"layer_types with {name}")
     scaling = {}
@@ -200,17 +304,19 @@ def config_from_theirs(theirs: dict[str, Any]) -> GPTConfig:
     kind = theirs.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
-    # Versions of `transformers` have two forms for this; a scaling in the old form wins.
-    rope = {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
-    missing = missing_parts(theirs, rope)
-    if missing:
-        raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(missing)}")
     family = FAMILIES[kind]
     values = dict(family.defaults)
     for key, other in SAME_KEYS.items():
         if other in theirs:
             values[key] = theirs[other]
-    values |= theirs
+    values |= {key: value for key, value in theirs.items() if value is not None}
+    rope = values.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)  # Gemma 3 has one for each type of layer
+    # Versions of `transformers` have two forms for this; a scaling in the old form wins.
+    rope = {**rope, **(values.get("rope_scaling") or {})}
+    missing = missing_parts(values, rope)
+    if missing:
+        raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(missing)}")
     absent = []
     flags = dict(family.flags)
     for ours, key in family.sizes.items():
@@ -220,18 +326,15 @@ def config_from_theirs(theirs: dict[str, Any]) -> GPTConfig:
             absent.append(key)
     if absent:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
-    if kind == "gpt2":
-        function = values.get("activation_function", "gelu_new")
-        if function not in ACTIVATIONS:
-            raise ValueError(
-                f"activation_function={function} is not one of {', '.join(ACTIVATIONS)}"
-            )
-        flags["mlp"] = ACTIVATIONS[function]
-    else:
+    function = values[family.activation]
+    if function not in family.activations:
+        raise ValueError(
+            f"{family.activation}={function} is not one of {', '.join(family.activations)}"
+        )
+    flags["mlp"] = family.activations[function]
+    if flags["pos"] == "rope":
         attention = bool(values.get("attention_bias"))
         mlp = bool(values.get("mlp_bias"))
-        if values["hidden_act"] not in ("silu", "swish"):
-            raise ValueError(f"hidden_act={values['hidden_act']} is not silu")
         if attention != mlp:
             raise ValueError(
                 f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has"
@@ -240,6 +343,12 @@ def config_from_theirs(theirs: dict[str, Any]) -> GPTConfig:
         flags["rope_theta"] = float(rope.get("rope_theta") or values.get("rope_theta") or 10000.0)
     config = GPTConfig(**flags)
     config.check()
+    scalar = values.get("query_pre_attn_scalar", config.head_dim)
+    if scalar != config.head_dim:
+        raise ValueError(
+            f"query_pre_attn_scalar={scalar} is not head_dim={config.head_dim}, by whose root "
+            "attention divides here"
+        )
     if config.head_size * config.n_head == config.n_embd:
         config.head_size = 0
     if config.n_kv_head == config.n_head:
@@ -253,23 +362,19 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict[str, Any]:
     values = {key: getattr(config, ours) for ours, key in family.sizes.items()}
     values["architectures"] = [family.architecture]
     values["model_type"] = kind
-    if kind == "gpt2":
-        # where theirs has several names, the first
-        names = {ours: key for key, ours in reversed(ACTIVATIONS.items())}
-        values |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        values |= dict(n_inner=config.ffn_width, activation_function=names[config.mlp])
-        return values
-    values["rope_theta"] = config.rope_theta
-    values["rope_parameters"] = dict(rope_type="default", rope_theta=config.rope_theta)
-    values |= dict(hidden_act="silu", attention_bias=config.bias, mlp_bias=config.bias)
+    names = {ours: theirs for theirs, ours in reversed(family.activations.items())}
+    values[family.activation] = names[config.mlp]
+    values[family.sizes["n_ff"]] = config.ffn_width
     for key, other in SAME_KEYS.items():
         if key in values:
             values[other] = values[key]
-    values["num_key_value_heads"] = config.n_kv_head or config.n_head
-    values["head_dim"] = config.head_dim
-    values["intermediate_size"] = config.ffn_width
-    values[family.sizes["n_ff"]] = config.ffn_width
-    return values
+    return values | family.own_keys(config)
+
+
+def embedding_constant(config: GPTConfig) -> Tensor:
+    """√n_embd in fp32, (1,): Gemma's constant factor on the embedding, and the initial value of our
+    scalar."""
+    return torch.tensor([config.n_embd**0.5])
 
 
 def matches(config: GPTConfig, family: Family) -> list[Match]:
@@ -293,6 +398,7 @@ def matches(config: GPTConfig, family: Family) -> list[Match]:
                             [f"{module}.{part}" for module in theirs],
                             [f"{module}.{our_part}" for module in ours],
                             family.transposed and part == "weight" and ".f." in ours[0],
+                            family.gain_offset if our_part == "gain" else 0.0,
                         )
                     )
     return pairs
@@ -313,7 +419,9 @@ def tensors_from_theirs(
     wanted = GPT.empty(config).state_dict()
     left = dict(tensors)
     weights = {}
-    for theirs, ours, transposed in matches(config, family):
+    if config.embed_scale:
+        weights["embed_scale.gain"] = embedding_constant(config)
+    for theirs, ours, transposed, offset in matches(config, family):
         missing = [name for name in theirs if name not in left]
         if missing:
             if not missing[0].endswith(family.absent):
@@ -322,6 +430,8 @@ def tensors_from_theirs(
             continue
         parts = [left.pop(name) for name in theirs]
         tensor = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]
+        if offset:
+            tensor = tensor.float() + offset
         rows = tensor.T if transposed else tensor
         for name, part in zip(ours, rows.chunk(len(ours)), strict=True):
             length = len(wanted[name])
@@ -345,8 +455,8 @@ def tensors_to_theirs(
     """Their tensors, with the family's prefix, from our state dict of a plain model; without
     padding rows."""
     tensors = {}
-    for theirs, ours, transposed in matches(config, family):
-        tensor = torch.cat([weights[name] for name in ours])
+    for theirs, ours, transposed, offset in matches(config, family):
+        tensor = torch.cat([weights[name] for name in ours]) - offset
         if ours[0] in ("wte.weight", "head.weight"):
             tensor = tensor[: config.vocab_size].clone()
         parts = [t.clone() for t in tensor] if tensor.ndim == 3 else [tensor]  # files hold no views

@@ -1,9 +1,9 @@
-"""A GPT as a plain Pre-LN model: factors are moved into a neighbouring matrix or norm.
+"""A GPT as a plain model: factors are moved into a neighbouring matrix or norm.
 
-`transformers` knows pre norms with one gain each, and nothing else. LNS's constants, the gains of
-q, k, v, gate and up, magnitude times direction, LayerScale, σReparam and an embedding's scale can
-all be written like that, exactly. So can those of a router and of stacks of experts, whose matrices
-share them.
+The architectures of `transformers` have norms with one gain each, and nothing else. LNS's
+constants, the gains of q, k, v, gate and up, magnitude times direction, LayerScale, σReparam and an
+embedding's scale can all be written like that, exactly. So can those of a router and of stacks of
+experts, whose matrices share them.
 """
 
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from interop.huggingface.families import ACTIVATIONS, FAMILIES
+from interop.huggingface.families import FAMILIES, embedding_constant
 from layers.linear import Linear
 from layers.slot import Slot
 from model import GPT, GPTConfig, Residual
 
 
 class NotPlain(ValueError):
-    """The layout has a part that a plain Pre-LN model lacks. The message names it."""
+    """The layout has a part that the architecture lacks. The message names it."""
 
 
 # Values in every architecture whose own flags have no others. Refusals name flags in this order. A
@@ -66,10 +66,13 @@ def misfits(config: GPTConfig, kind: str) -> list[str]:
     family = FAMILIES[kind]
     wanted = PLAIN | family.flags
     del wanted["residual_init"]  # concerns fresh weights only
+    wanted.pop("embed_scale", None)  # a scalar moves into the table
+    if config.mlp not in family.activations.values():
+        wanted["mlp"] = " or ".join(dict.fromkeys(family.activations.values()))
+    if config.gain_out == "norm":  # its other values move into the matrices
+        wanted["gain_out"] = "none"
     if kind == "gpt2":
         del wanted["bias"]  # the biases may be 0
-        if config.mlp not in ACTIVATIONS.values():
-            wanted["mlp"] = "gelu"
         if config.n_kv_head != config.n_head:
             wanted["n_kv_head"] = 0
         if config.head_dim * config.n_head != config.n_embd:
@@ -88,22 +91,25 @@ def misfits(config: GPTConfig, kind: str) -> list[str]:
 
 @torch.no_grad()
 def plain_model(model: GPT, kind: str) -> PlainModel:
-    """A plain Pre-LN model of architecture `kind` that computes the same as `model`. NotPlain, with
+    """A plain model of architecture `kind` that computes the same as `model`. NotPlain, with
     the parts that do not fit, where there is none."""
     wrong = misfits(model.config, kind)
     if wrong:
         raise NotPlain(", ".join(wrong))
     config = plain_config(model.config, kind)
     affine(model.input_norm, "a norm on the embedding (input_norm)")
-    if model.head is None and model.config.scales_embedding:
-        raise NotPlain(
-            "embed_scale cannot move into a table that is the output head too (tie_weights)"
-        )
     scale = affine(model.embed_scale).scale
-    weights = {"wte.weight": model.wte.weight.double() * scale}
+    weights = {}
+    if config.embed_scale:
+        weights["embed_scale.gain"] = embedding_constant(config)
+        scale = scale / weights["embed_scale.gain"].double()
+    weights["wte.weight"] = model.wte.weight.double() * scale
     if model.wpe is not None:
         weights["wpe.weight"] = model.wpe.weight.double() * scale
-    weights |= norm(model.final_norm, "final_norm", model.config.norm)
+    final = norm(model.final_norm, "final_norm", model.config.norm)
+    if model.head is None:  # the table is the output head too
+        final = {name: t / scale for name, t in final.items()}
+    weights |= final
     for i, block in enumerate(model.blocks):
         weights |= sublayer(block.attn, f"blocks.{i}.attn", model.config.norm)
         weights |= sublayer(block.mlp, f"blocks.{i}.mlp", model.config.norm)
@@ -128,27 +134,37 @@ def as_wanted(weights: Tensors, wanted: Tensors, kind: str) -> Tensors:
         raise NotPlain(f"{kind} has no {extra[0]}")
     plain = {}
     for name, target in wanted.items():
-        if name not in weights and name.endswith("bias"):
+        if name in weights:
+            plain[name] = weights[name].float().expand(target.shape).contiguous()
+        elif name.endswith("bias"):
             plain[name] = torch.zeros(target.shape)
         else:
-            plain[name] = weights[name].float().expand(target.shape).contiguous()
+            raise NotPlain(f"{name} is needed, which this layout lacks (pre_norm, post_norm)")
     return plain
 
 
 def sublayer(residual: Residual, where: str, kind: str) -> Tensors:
-    """The tensors of one residual sub-layer, whose name in the model is `where`, with pre norms of
-    the kind `kind`. NotPlain for parts that a plain sub-layer lacks."""
-    mid = affine(residual.mid, "a norm on a branch's output (mid_norm)")
+    """The tensors of one residual sub-layer, whose name in the model is `where`, with norms of the
+    kind `kind`. NotPlain for parts that a plain sub-layer lacks."""
     refuse_factor(residual.post, "after the sum (post_norm, lns=residual)")
     refuse_factor(residual.skip, "on the stream")
-    tensors = norm(residual.pre, f"{where}.pre", kind)
+    tensors = {}
+    if residual.pre.norm_kind == "none":
+        refuse_factor(residual.pre, "before a branch")
+    else:
+        tensors |= norm(residual.pre, f"{where}.pre", kind)
+    mid = Affine(1.0, None)
+    if residual.mid.norm_kind == "none":
+        mid = affine(residual.mid)  # moves into the last matrix
+    else:
+        tensors |= norm(residual.mid, f"{where}.mid", kind)
     used = set()  # modules inside f whose parameters and constants are in the tensors
     for name, module in residual.f.named_modules():
         place = f"{where}.f.{name}"
         if isinstance(module, Linear):
             is_last = name.split(".")[-1] in ("o", "down")
             end = mid if is_last else Affine(1.0, None)
-            if name == "q" and residual.f.q_norm.norm_kind == "none":  # a constant on q
+            if name == "q" and residual.f.q_norm.norm_kind == "none":  # a constant on q, or none
                 end = affine(residual.f.q_norm)
                 used.add(residual.f.q_norm)
             tensors |= matrix(module, place, end)
@@ -173,14 +189,22 @@ def refuse_factor(slot: Slot, place: str) -> None:
 
 def matrix(linear: Linear, where: str, end: Affine) -> Tensors:
     """The weight and the bias of a matrix, or of a stack of matrices, with its own slots and the
-    slot `end` after it: x ↦ end(rows · (W (columns · x) + b))."""
+    slot `end` after it: x ↦ end(rows · (W (columns · x) + b)). Of a matrix with a norm on its
+    output, QK-norm over all of q or k, also that norm's gain: rows and `end` move into it."""
     columns, before = affine(linear.pre, "a norm before a matrix")
-    rows, after = affine(linear.out, "a norm on the outputs of q, k, v, gate, up (gain_out=norm)")
+    kind = "none"
+    if linear.out.norm_kind != "none":
+        kind = "rmsnorm"
+    rows, after = affine(linear.out, "a norm other than RMSNorm after a matrix", kind)
     if before is not None or after is not None:
         raise NotPlain("a bias in the slot of a matrix (fixup) has no place there")
     rows = rows * end.scale
+    tensors = {}
+    if kind == "rmsnorm":
+        tensors[f"{where}.out.gain"] = torch.as_tensor(rows, dtype=torch.float64)
+        rows = 1.0
     by_row = rows[:, None] if torch.is_tensor(rows) else rows
-    tensors = {f"{where}.weight": linear.effective_weight().double() * columns * by_row}
+    tensors[f"{where}.weight"] = linear.effective_weight().double() * columns * by_row
     if linear.bias is not None:
         tensors[f"{where}.bias"] = linear.bias.double() * rows
     if end.bias is not None:
@@ -190,10 +214,6 @@ def matrix(linear: Linear, where: str, end: Affine) -> Tensors:
 
 def norm(slot: Slot, where: str, kind: str) -> Tensors:
     """The gain of a norm, one vector with its constants, and the bias if it has one."""
-    if slot.norm_kind == "none":
-        raise NotPlain(
-            f"a norm is needed at {where}, where this layout has none (pre_norm, post_norm)"
-        )
     scale, bias = affine(slot, f"{slot.norm_kind} at {where}", kind)
     tensors = {f"{where}.gain": torch.as_tensor(scale, dtype=torch.float64)}
     if bias is not None:

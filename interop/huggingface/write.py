@@ -59,7 +59,8 @@ def write_pretrained(
         raise ValueError(f"{folder} exists already: choose another --to, or remove it")
     kind, config, tensors = convert(model, target)
     tokenizer = Tokenizer(meta)
-    ids = dict(bos_token_id=tokenizer.bos, eos_token_id=tokenizer.eot)
+    # By default OLMo-2 and Gemma 3 have a token for padding, whose embedding they never train.
+    ids = dict(bos_token_id=tokenizer.bos, eos_token_id=tokenizer.eot, pad_token_id=None)
     files = tokenizer_files(meta, model.config.block_size)
     if kind == "nanodnt":
         files |= carried_files()

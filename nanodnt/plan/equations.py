@@ -12,6 +12,7 @@ from torch import Tensor
 
 from layers.linear import Linear, SigmaReparam
 from layers.network import init_factor
+from layers.ops import GATES
 from layers.slot import PositiveSlot, RestSlot, Slot
 from model import GPTConfig, Transformer
 
@@ -103,7 +104,7 @@ def mlp_equation(config: GPTConfig, mlp: nn.Module, e: str = "") -> str:
     if mlp.gate is None:
         hidden = f"{config.mlp}({hidden})"
     else:
-        hidden = f"(silu({linear_equation(mlp.gate, f'Wgate{e}', 'u')}) ⊙ {hidden})"
+        hidden = f"({GATES[config.mlp]}({linear_equation(mlp.gate, f'Wgate{e}', 'u')}) ⊙ {hidden})"
     return linear_equation(mlp.down, f"Wdown{e}", hidden)
 
 

@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 def scaled_matrices(model: Transformer) -> Iterator[ScaledMatrix]:
     """The matrices of the blocks with a gain on their input: q, k, v, gate and up have γ and LNS's
     c of the pre norm, or a γ of their own (HG); o has the gain after v, and down the gain after
-    SwiGLU's up (DP, DNP)."""
+    up beside a gate (DP, DNP)."""
     gains = gain_vectors(model)
     for weight in matrix_types(model):
         name = weight.removesuffix(".weight")
@@ -55,7 +55,7 @@ def scaled_matrices(model: Transformer) -> Iterator[ScaledMatrix]:
         if part == "o":
             slots = [f"{owner}.v.out"]
         elif part == "down":
-            slots = [f"{owner}.up.out"] if model.config.mlp == "swiglu" else []
+            slots = [f"{owner}.up.out"] if model.config.is_gated else []
         else:
             slots = [pre, f"{name}.pre"]
             c = model.get_submodule(pre).const

@@ -21,15 +21,22 @@ from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import load_pretrained, load_trained
-from support.models import ALL, COMPLETEP, LAYERNORM, LLAMA, S5, batch, build, error
+from support.models import ALL, COMPLETEP, LAYERNORM, LLAMA, S5, SIZE, batch, build, error
+from support.pages import ROOT, keys_of
 from support.peers import CHARS, make_peer, save_tokenizer
 from support.prepared import ids_of, load_script, needs_gpt2
 from support.runs import call, make_dataset, run
 from support.tolerances import FORWARD
 
 pytestmark = pytest.mark.usefixtures("quick")
-QWEN3 = LLAMA | dict(qk_norm=True, head_size=6)
 MOE = LLAMA | dict(n_expert=4)
+# The files of these layouts, with LLaMA's parts, are the architectures of `transformers`.
+QWEN3, OLMO2, GEMMA3, PERI_LN = (
+    keys_of(ROOT / "config" / "layouts" / f"{name}.py") | LLAMA | dict(norm_eps=SIZE["norm_eps"])
+    for name in ("qwen3", "olmo2", "gemma3", "peri_ln")
+)
+QWEN3 |= dict(head_size=6)
+GEMMA3 |= dict(head_size=6, mlp="geglu", tie_weights=True)
 MAGDIR = dict(gain="branch", gain_out="scale", gain_param="magdir")
 # (architecture, layout). What an architecture has no place for is multiplied into the weights.
 EXPORTS = [
@@ -41,7 +48,12 @@ EXPORTS = [
     ("llama", LLAMA | dict(lns="branch", bias=True)),
     ("llama", LLAMA | MAGDIR | dict(bias=True)),
     ("llama", LLAMA | dict(branch_scale="skipinit", sigma_reparam=True, embed_scale=True)),
+    ("llama", LLAMA | dict(tie_weights=True, embed_scale=True, mlp="geglu")),
     ("qwen3", QWEN3),
+    ("olmo2", OLMO2),
+    ("olmo2", OLMO2 | dict(head_size=6, tie_weights=True, gain_param="magdir") | COMPLETEP),
+    ("gemma3_text", GEMMA3),
+    ("gemma3_text", GEMMA3 | dict(tie_weights=False, embed_scale=False, mlp="swiglu", lns="norm")),
     ("mixtral", LLAMA | MAGDIR | dict(n_expert=3, lns="norm")),
     (
         "mixtral",
@@ -56,9 +68,11 @@ UNFIT = [  # (target, layout, words of the refusal)
     ("llama", LLAMA | dict(gpas=True), "gpas=True"),
     ("llama", LLAMA | dict(lns="input"), "lns=input"),
     ("llama", LLAMA | dict(gain_out="norm"), "gain_out=norm"),
-    ("llama", LLAMA | dict(tie_weights=True, embed_scale=True), "embed_scale tie_weights"),
-    ("gpt2", LLAMA, "norm=rmsnorm pos=rope mlp=swiglu n_kv_head=2"),
+    ("gpt2", LLAMA, "norm=rmsnorm pos=rope mlp=swiglu (gelu or gelu_erf n_kv_head=2"),
     ("qwen3", QWEN3 | dict(bias=True), "bias=True"),
+    ("qwen3", OLMO2, "pre_norm=none (both there), mid_norm=both (none there), qk_norm_over=full"),
+    ("olmo2", OLMO2 | dict(qk_norm_over="head", bias=True), "qk_norm_over=head (full bias=True"),
+    ("gemma3_text", PERI_LN | dict(v_norm=True), "input_norm=True qk_norm=False v_norm=True"),
     ("llama", MOE, "n_expert=4 (0 there)"),
     ("mixtral", MOE | dict(router="sigmoid"), "router=sigmoid (softmax there)"),
     ("mixtral", MOE | dict(balance="bias"), "balance=bias (loss there)"),
@@ -83,9 +97,8 @@ def test_transformers_computes_the_same(kind, layout, tmp_path):
     assert error(theirs(idx).logits, ours(idx)[0]) < FORWARD
     new = ours.config.block_size - 4
     expected = generate(ours, idx[:, :4], new, temperature=0)
-    assert torch.equal(
-        theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected
-    )
+    assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False), expected)
+    assert theirs.config.pad_token_id is None  # a token of theirs would not be trained
 
     back = load_pretrained(str(tmp_path / "it"))
     assert error(back.model(idx)[0], ours(idx)[0]) < FORWARD and back.meta == CHARS
@@ -122,6 +135,20 @@ def test_auto_never_changes_the_function(tmp_path):
     assert (
         kinds["llama"] == ["llama", "llama + LNS + 1/l + ffn alone"] and len(kinds["nanodnt"]) > 50
     )
+
+
+@torch.no_grad()
+def test_peri_ln_is_gemma_3_without_qk_norm(tmp_path):
+    """And with a norm on the embedding in place of a scale, which their class lets us feed in."""
+    ours, idx = build(PERI_LN | dict(mlp="geglu"), dtype=torch.float32), batch()[0]
+    gemma = build(GEMMA3 | dict(head_size=0, tie_weights=False), dtype=torch.float32)
+    gemma.load_state_dict(gemma.state_dict() | ours.state_dict(), strict=False)
+    assert write_it(gemma, tmp_path / "it") == "gemma3_text"
+    theirs = load(tmp_path / "it")
+    for layer in theirs.model.layers:
+        layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
+    embedding = ours.input_norm(ours.wte(idx))
+    assert error(theirs(inputs_embeds=embedding).logits, ours(idx)[0]) < FORWARD
 
 
 def test_half_precision(tmp_path):

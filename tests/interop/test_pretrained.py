@@ -22,7 +22,17 @@ from support.models import batch, error, gradients
 from support.peers import CHARS, PEERS, edit_config, make_peer, read_model, save_tokenizer
 from support.tolerances import FORWARD, GRADIENTS, roundings
 
-QWEN2_ABSENT = ("o.bias", "gate.bias", "up.bias", "down.bias")
+ABSENT = {  # {family: endings of the names of our parameters that theirs lacks}
+    "Qwen2": ("o.bias", "gate.bias", "up.bias", "down.bias"),
+    "Gemma 3": ("embed_scale.gain",),  # a constant there
+}
+# {family: keys that these models do not use}
+UNUSED = {
+    "olmo2": {"pad_token_id"},
+    "gemma3_text": {"sliding_window", "rope_parameters"},  # that of layers with a window
+    "qwen3_moe": {"intermediate_size"},  # of layers without experts
+}
+FILE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +57,10 @@ def test_the_function_is_theirs(name, folders, tmp_path):
     peer, model, (idx, targets) = make_peer(name), read_model(folders[name]), batch()
     logits = peer(idx).logits
     assert error(model(idx)[0], logits) < FORWARD
-    # biases that theirs lack
-    absent = {key: p.numel() for key, p in model.named_parameters() if not p.any()}
-    assert set(absent) == {key for key in absent if name == "Qwen2" and key.endswith(QWEN2_ABSENT)}
+    endings = ABSENT.get(name.split(",")[0], ())
+    absent = {key: p.numel() for key, p in model.named_parameters() if key.endswith(endings)}
+    zeros = {key for key, p in model.named_parameters() if not p.any()}
+    assert zeros == absent.keys() - {"embed_scale.gain"}
     padding = (-50 % 64) * 16 * (1 if model.head is None else 2)
     assert model.num_params() - padding - sum(absent.values()) == peer.num_parameters()
     expected = peer.generate(idx[:1], max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -61,10 +72,30 @@ def test_the_function_is_theirs(name, folders, tmp_path):
             p.copy_(p.grad)
     peer.save_pretrained(tmp_path)
     wanted, found = read_huggingface(str(tmp_path))[1], gradients(model, idx, targets)[1]
-    scale = max(g.abs().max() for g in wanted.values())
     assert found.keys() == wanted.keys()
-    for key, grad in found.items():
-        assert key in absent or error(grad, wanted[key], floor=1e-2 * scale) < GRADIENTS, key
+    added = 1.0 if name.startswith("Gemma") else 0.0  # to what is read as a gain
+    wanted = {
+        key: t - added * key.endswith(".gain") for key, t in wanted.items() if key not in absent
+    }
+    scale = max(g.abs().max() for g in wanted.values())
+    for key, grad in wanted.items():
+        assert error(found[key], grad, floor=1e-2 * scale) < GRADIENTS, key
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name != "Qwen2"])
+def test_written_again_it_is_theirs(name, folders, tmp_path):
+    """All tensors, to the last bit but where they add 1 to a weight, which rounds; and the
+    configuration."""
+    kind = write_pretrained(read_model(folders[name]), CHARS, tmp_path / "it", check=False).kind
+    wanted, found = (load_file(folder / FILE) for folder in (folders[name], tmp_path / "it"))
+    assert found.keys() == wanted.keys()
+    for key, t in wanted.items():
+        added = kind == "gemma3_text" and t.ndim == 1
+        assert error(found[key], t) <= added * roundings(2), key
+    theirs = json.loads((folders[name] / "config.json").read_text())
+    ours = json.loads((tmp_path / "it" / "config.json").read_text())
+    changed = {key for key in theirs.keys() & ours.keys() if theirs[key] not in (None, ours[key])}
+    assert changed <= UNUSED.get(kind, set())
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
@@ -87,14 +118,11 @@ def test_names_without_the_prefix_and_old_constants(name, folders, tmp_path):
     assert error(read_model(folder)(idx)[0], make_peer(name)(idx).logits) < FORWARD
 
 
-def test_several_files_and_half_precision(tmp_path):
-    import transformers
-
-    make_peer("Qwen3").bfloat16().save_pretrained(tmp_path, max_shard_size="4KB")
-    peer, idx = (
-        transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32),
-        batch()[0],
-    )
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma 3"])
+def test_several_files_and_half_precision(name, tmp_path):
+    rounded, idx = make_peer(name).bfloat16(), batch()[0]
+    rounded.save_pretrained(tmp_path, max_shard_size="4KB")
+    peer = type(rounded).from_pretrained(tmp_path, dtype=torch.float32)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert error(read_model(tmp_path)(idx)[0], peer(idx).logits) < FORWARD
     next(tmp_path.glob("model-*.safetensors")).unlink()
@@ -208,8 +236,7 @@ def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
 
-FILE, NORM, FEW = (
-    "model.safetensors",
+NORM, FEW = (
     "model.norm.weight",
     dict(model_type="mixtral", num_local_experts=2),
 )
@@ -218,6 +245,14 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "layers with windows": (
         edit(layer_types=["sliding_attention", "full_attention"]),
         "layer_types sliding_attention",
+    ),
+    "layers with windows by default": (
+        edit(model_type="gemma3_text"),
+        "lacks: layer_types with sliding_attention",
+    ),
+    "another scale of attention": (
+        edit(model_type="gemma3_text", layer_types=["full_attention"] * 2),
+        "query_pre_attn_scalar=256 head_dim=4",
     ),
     "scaled RoPE": (
         edit(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)),

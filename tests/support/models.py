@@ -113,6 +113,7 @@ BESIDE = {
     "gqa": (dict(n_kv_head=2), dict(kv_heads=2)),
     "head size": (dict(head_size=6), dict()),
     "swiglu": (dict(mlp="swiglu"), dict(act="swiglu")),
+    "geglu": (dict(mlp="geglu"), dict(act="geglu")),
     "LNS branch": (dict(lns="branch"), dict(lns="branch")),
     "LNS input": (dict(lns="input"), dict(lns="input")),
     "1/l": (dict(lns_power=1.0), dict(power=1.0)),
@@ -176,7 +177,7 @@ SCHEMES |= joined(
     "HG + Mix-LN + LNS learned | dyt + beta + HG + gqa | S4 + OR | "
     "llama + HG + DNP + OR + LNS | llama + nGPT | CompleteP + llama + S5 + LNS branch | "
     "DeepNorm + GPAS | S4 + Derf + LNS residual | llama + S2 | "
-    "OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS"
+    "OLMo-2 + no gains + sigmaReparam | S5 + first pre + skip + LNS | HG + DP + bias + geglu"
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.

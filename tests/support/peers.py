@@ -36,6 +36,7 @@ GPT2_SIZES = dict(
 GPT2_SIZES |= dict(
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None
 )
+FULL = dict(layer_types=["full_attention"] * 2, pad_token_id=None)
 EXPERTS = dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=8)
 
 # name: (their class, their settings), one of every part that we can take.
@@ -57,6 +58,8 @@ PEERS = {
     "Qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "Qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
     "Qwen3, untied": ("Qwen3", dict(head_dim=4, tie_word_embeddings=False, num_key_value_heads=1)),
+    "OLMo-2": ("Olmo2", dict(head_dim=6, tie_word_embeddings=False)),
+    "Gemma 3": ("Gemma3", dict(FULL, head_dim=6, query_pre_attn_scalar=6)),
     "Mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
     "Mixtral, heads, one expert": (
         "Mixtral",
@@ -78,7 +81,8 @@ def make_peer(name: str, seed: int = 3, **changes):
 
     kind, settings = PEERS[name]
     sizes = GPT2_SIZES if kind == "GPT2" else SIZES
-    config = getattr(transformers, f"{kind}Config")(**sizes | settings | changes)
+    config_class = {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config")
+    config = getattr(transformers, config_class)(**sizes | settings | changes)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     peer, generator = (
         getattr(transformers, architecture)(config),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+GATED = ("swiglu", "geglu")
+
 
 @dataclass(frozen=True)
 class Net:
@@ -137,7 +139,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 heads = {"q": net.heads, "k": net.kv_heads}.get(part, 1)
                 y = torch.cat([rms(head, net.eps) for head in y.chunk(heads, dim=-1)], dim=-1)
             y = vector(name + ".out") * y
-        if net.fixup and part == ("gate" if net.act == "swiglu" else "up"):
+        if net.fixup and part == ("gate" if net.act in GATED else "up"):
             y = y + take(name + ".out.bias")
         return y
 
@@ -178,11 +180,11 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
 
     def ffn(name, u, positions, expert=None):
         h = affine(name + ".up", u, positions, expert)
-        if net.act == "swiglu":
+        if net.act in GATED:
             g = affine(name + ".gate", u, positions, expert)
-            h = g / (1 + torch.exp(-g)) * h
+            h = (g / (1 + torch.exp(-g)) if net.act == "swiglu" else gelu(g)) * h
         elif net.act == "gelu":
-            h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+            h = gelu(h)
         elif net.act == "gelu_erf":
             h = 0.5 * h * (1 + torch.erf(h / math.sqrt(2)))
         else:
@@ -323,6 +325,11 @@ def squashed(x, function):
     if function == "hardtanh":
         return x.clamp(-1, 1)
     return 1 / (1 + torch.exp(-x)) if function == "sigmoid" else x
+
+
+def gelu(x):
+    """GPT-2's form."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def rms(x, eps):

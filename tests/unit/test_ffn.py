@@ -17,6 +17,7 @@ CASES = {  # flags, whether it is taken
     "HG": (dict(gain="branch"), True),
     "σReparam": (dict(sigma_reparam=True), True),
     "SwiGLU": (LLAMA, False),
+    "GEGLU": (LLAMA | dict(mlp="geglu"), False),
     "biases": (LAYERNORM, False),
     "Fixup": (FIXUP, False),
     "exact GELU": (dict(mlp="gelu_erf"), False),
@@ -29,7 +30,7 @@ CASES = {  # flags, whether it is taken
 }
 
 
-@pytest.mark.parametrize("name", spread(CASES, fast=("GPT-2", "DNT", "SwiGLU", "float64")))
+@pytest.mark.parametrize("name", spread(CASES, fast=("GPT-2", "DNT", "GEGLU", "float64")))
 def test_compiled_code_takes_it_and_is_eager_code(name, monkeypatch):
     """In float64. test_compiled.py has it in bf16. With checkpointing activations are computed
     again."""

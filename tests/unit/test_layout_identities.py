@@ -10,10 +10,12 @@ import torch
 from layers.slot import Norm, Slot
 from model import GPT, GPTConfig
 from support.models import (
+    HYBRID,
     LLAMA,
     MANY_GAINS,
     NGPT,
     POST,
+    QK_FULL,
     S4,
     S5,
     SIZE,
@@ -92,6 +94,27 @@ def test_derf_is_odd_and_bounded_about_its_middle():
         torch.nn.init.constant_(p, value)
     y = slot(torch.tensor([-0.5, 0.5, -1.5, 99.0])).tolist()
     assert y == pytest.approx([0.25, 0.25 + math.erf(0.75), 0.25 - math.erf(0.75), 1.25], rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "flags, part, n_rows, is_divided_out",
+    (
+        (dict(qk_norm=True), "q", 4, True),  # one head of four
+        (QK_FULL, "q", 4, False),
+        (QK_FULL, "q", 16, True),
+        (QK_FULL, "v", 4, False),
+        (HYBRID, "v", 4, True),
+    ),
+    ids=str,
+)
+def test_scales_that_the_norms_in_attention_divide_out(flags, part, n_rows, is_divided_out):
+    """eps is small beside the squares of q, k and v, which are about 1."""
+    model, idx = build(dict(flags, norm_eps=1e-14)), batch()[0]
+    before = model(idx)[0]
+    with torch.no_grad():
+        getattr(model.blocks[0].attn.f, part).weight[:n_rows] *= 3
+    change = error(model(idx)[0], before)
+    assert change < 1e-9 if is_divided_out else change > 1e-3
 
 
 @pytest.mark.parametrize("kind", ("magdir", "expmagdir"))

@@ -29,6 +29,8 @@ from support.operators import Watch
 from support.tolerances import as_near, flat, shaken
 
 BLOCK = r"blocks\.\d+\."  # of a parameter name
+# flags of layouts whose blocks differ
+NUMBERED = {"lns", "post_norm_blocks", "pre_norm_sublayers", "skip_scale"}
 mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 
 
@@ -144,7 +146,7 @@ def test_cached_logits_equal_the_full_forward(name):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_the_traced_model_is_one_graph_and_the_same_function(name):
-    has_numbers = {"lns", "post_norm_blocks"} & ALL[name][0].keys()
+    has_numbers = NUMBERED & ALL[name][0].keys()
     model, (idx, targets) = build(ALL[name][0], depth_of(name) if has_numbers else 1), batch()
     loss, grads = gradients(model, idx, targets)
     torch._dynamo.reset()

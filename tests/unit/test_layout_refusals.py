@@ -89,8 +89,10 @@ REFUSED = (
     (dict(gpas=True, skip_scale=2.0, tied_skip=True), "tied_skip gpas skip_scale=2.0"),
     (dict(tied_skip=True), "tied_skip branch_scale=layerscale"),
     (dict(unit_rows=True, init_std=0.1, sigma_reparam=True), "unit_rows init_std sigma_reparam"),
-    (dict(POST, admin=True, pre_norm_sublayers=1), "admin pre_norm_sublayers=1"),
-    (dict(POST, deepnorm=True, skip_scale=2.0), "deepnorm skip_scale=2.0"),
+    (
+        dict(POST, admin=True, pre_norm_sublayers=1, skip_scale=2.0),
+        "admin pre_norm_sublayers=1 skip_scale=2.0",
+    ),
     (dict(n_layer=1, skip_scale=2.0), "skip_scale=2.0 n_layer=1"),
     (dict(POST, pre_norm_sublayers=3, skip_scale=0.0), "skip_scale=0 post_norm pre_norm_sublayers"),
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
