@@ -24,6 +24,7 @@ from support.models import (
     MANY_GAINS,
     NONE,
     PARTS,
+    QK_FULL,
     S4,
     S5,
     SIZE,
@@ -172,6 +173,7 @@ QKV = {
 QKV |= {
     "unified": UNIFIED,
     "none": NONE,
+    "norms on all three": dict(QK_FULL, v_norm=True, n_kv_head=2),
     "sigmaReparam": dict(sigma_reparam=True, gain="branch", n_kv_head=1),
 }
 QKV["rotated without a norm"] = LLAMA
