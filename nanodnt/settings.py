@@ -104,6 +104,8 @@ class TrainConfig:
     #   makes them as large as AdamW's; None = match_rms_adamw
     muon_steps: Annotated[int, Range(ge=1, le=20)] | None = None  # muon: steps of the Newton-Schulz
     #   iteration; None = 5
+    soap_frequency: PositiveInt | None = None  # soap: number of updates from one change of the
+    #   bases to the next; None = 10
     adamw_learning_rate: NonNegativeFloat | None = None  # muon: peak learning rate of the
     #   parameters that AdamW updates; None = learning_rate or, with muon_adjust_lr=original, 6e-4
     adamw_weight_decay: NonNegativeFloat | None = None  # muon: weight decay of the parameters that

@@ -73,6 +73,7 @@ class Group(TypedDict, total=False):
     ns_steps: int  # Muon: steps of the Newton-Schulz iteration
     ns_dtype: str  # Muon: dtype of the iteration
     adjust_lr: str  # Muon: original, or match_rms_adamw
+    frequency: int  # SOAP: updates from one change of the bases to the next
 
 
 class Work(NamedTuple):

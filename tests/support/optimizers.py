@@ -49,6 +49,7 @@ VARIANTS = {
     "muon": dict(optimizer="muon"),
     "muon_original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False),
     "adam_mini": dict(optimizer="adam_mini"),
+    "soap": dict(optimizer="soap", soap_frequency=2),
 }
 # a fork deletes some
 VARIANTS = {name: flags for name, flags in VARIANTS.items() if flags["optimizer"] in OPTIMIZERS}
