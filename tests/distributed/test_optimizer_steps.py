@@ -27,9 +27,13 @@ SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 SMALL = dict(n_layer=1)
 LARGER = dict(n_layer=2, mlp="swiglu", n_kv_head=1)
 
-# An expert is orthogonalised where it lies. Three do not divide over two processes; at first some
+# Muon orthogonalises an expert where it lies. Three do not divide over two processes; at first some
 # see no token.
 EXPERTS = dict(n_layer=1, mlp="swiglu", n_ff=48, n_expert=3, n_expert_active=1)
+# flags of optimizers that have more than a name here
+OPTIONS = {name: dict(optimizer=name) for name in ("adamw", "adam_mini", "muon", "lion")}
+OPTIONS["msgdw"] = dict(optimizer="msgdw", dampening=0.5)
+OPTIONS["soap"] = dict(optimizer="soap", soap_frequency=2)
 
 
 def six_steps(model, optimizer, dtype: str, zeros: bool = False):
@@ -61,28 +65,32 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
 # ------------------------------------------------------------------------------------- full tensors
 
 
-def muon_steps(rank, world, folder, compiled=False):
-    """Steps in bf16 and fp32, perhaps with compiled updates, as on a GPU. Leaves parameters and
-    optimizer state in a file."""
+OWNED = [("muon", *case) for case in product((SMALL, LARGER), ("bfloat16", "float32"))]
+OWNED += [("soap", LARGER, "float32"), ("soap", EXPERTS, "float32")]
+
+
+def owned_steps(rank, world, folder, compiled=False):
+    """Steps of the rules whose matrices have owners, Muon's in bf16 and fp32, perhaps with compiled
+    updates, as on a GPU. Leaves parameters and optimizer state in a file."""
     found = {}
     with joined(rank, world, folder / str(world)), pytest.MonkeyPatch.context() as patch:
         if compiled:
             compile_updates(patch)
-        for layout, dtype in product((SMALL, LARGER), ("bfloat16", "float32")):
+        for name, layout, dtype in OWNED:
             model = GPT(GPTConfig(**SIZE | layout))
-            state = six_steps(model, make_optimizer(model, settings(optimizer="muon")), dtype)
-            found[f"{len(state)} parameters, {dtype}"] = [model.state_dict(), state]
+            state = six_steps(model, make_optimizer(model, settings(**OPTIONS[name])), dtype)
+            found[f"{name}, {len(state)} parameters, {dtype}"] = [model.state_dict(), state]
     torch.save(found, folder / f"{world}.{rank}")
 
 
 # seven are more than one block has matrices
 @pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))
-def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
+def test_owned_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
     compiled = world == 3  # which is deep
-    muon_steps(0, 1, tmp_path, compiled)
+    owned_steps(0, 1, tmp_path, compiled)
     one = load(tmp_path / "1.0")
-    assert len(one) == 4
-    processes(world, muon_steps, tmp_path, compiled)
+    assert len(one) == len(OWNED)
+    processes(world, owned_steps, tmp_path, compiled)
     for rank in range(world):
         found = load(tmp_path / f"{world}.{rank}")
         assert [case for case in one if different(found[case], one[case])] == [], rank
@@ -124,9 +132,11 @@ STEPS = {  # optimizer, layout, dtype of Muon's iteration
     "muon": ("muon", LARGER, "float32"),
     "muon, bf16": ("muon", SMALL, "bfloat16"),
     "muon, experts": ("muon", EXPERTS, "float32"),
+    "soap": ("soap", LARGER, "float32"),
+    "soap, experts": ("soap", EXPERTS, "float32"),
     "lion": ("lion", SMALL, "float32"),  # the docs' example, which nothing else knows
 }
-MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m")
+MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m", "left", "right", "_basis")
 
 
 def sharded_steps(rank, world, folder, shard_sizes=(0,)):
@@ -139,8 +149,8 @@ def sharded_steps(rank, world, folder, shard_sizes=(0,)):
             if world > 1:
                 shard_model(model, shard_size, env, keep=False)
             model.to_empty(device="cpu").init_weights(1)
-            config = settings(optimizer=name, dampening=0.5 if name == "msgdw" else None)
-            state = six_steps(model, make_optimizer(model, config), dtype, zeros=True)
+            optimizer = make_optimizer(model, settings(**OPTIONS[name]))
+            state = six_steps(model, optimizer, dtype, zeros=True)
             sizes = {
                 key: local_shard(t).numel()
                 for key, t in tensors(state).items()
@@ -156,9 +166,9 @@ WORLDS = [(2, (0,)), (3, (0,)), (4, (0, 2)), (7, (0,))]
 
 @pytest.mark.parametrize("worlds", spread(WORLDS, [WORLDS[0]]))
 def test_steps_on_shards(worlds, tmp_path):
-    """Muon's are the same bits as on full matrices. The others are the same to rounding: they work
-    entry by entry, or by Adam-mini's blocks, which shards divide, and a kernel rounds the last few
-    entries of a tensor differently."""
+    """Muon's and SOAP's are the same bits as on full matrices. The others are the same to rounding:
+    they work entry by entry, or by Adam-mini's blocks, which shards divide, and a kernel rounds the
+    last few entries of a tensor differently."""
     world, shard_sizes = worlds
     sharded_steps(0, 1, tmp_path)
     processes(world, sharded_steps, tmp_path, shard_sizes)
@@ -173,7 +183,7 @@ def test_steps_on_shards(worlds, tmp_path):
                 exact = [
                     key for key in a if "momentum" in key or ".f." in key and "router" not in key
                 ]
-                exact = exact if case.startswith("muon") else []
+                exact = exact if case.startswith(("muon", "soap")) else []
                 assert (
                     different([a[key] for key in exact], [b[key] for key in exact]) == []
                     if exact

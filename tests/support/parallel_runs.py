@@ -83,6 +83,8 @@ FAST = [*CASES][:5]
 DEEP = [*CASES][5:]
 # On three, each process has an image whose neighbour is elsewhere.
 CASES["images, odd"] = "images", dict(AUGMENTED, batch_size=9)
+# Its bases depend on the rounding of gradients. So it is compared with itself alone.
+CASES["soap"] = "experts", dict(optimizer="soap", soap_frequency=2, n_expert=3)
 SIGMA = "blockwise, sigmaReparam"
 # A third of a whole number is rounded: a load that is even may move its bias on three processes. It
 # is not even here.
@@ -287,6 +289,8 @@ def on_two_more(rank, world, folder):
     fsdp = dict(parallel="fsdp")
     make_halves(rank, world, folder, "experts", "experts, ddp", **RANDOM)
     make_halves(rank, world, folder, "images", "images, fsdp", **RANDOM, **fsdp)
+    make_halves(rank, world, folder, "soap", "soap, ddp")
+    make_halves(rank, world, folder, "soap", "soap, shards", **SHARDED)
     make_compiled(rank, world, folder, "adam_mini, Admin", "fsdp", "eager", True, **fsdp)
     make_compiled(rank, world, folder, "experts", "experts", "aot_eager", "blocks")
     spoils = dict(spoils=[BAD] * rank, patches=[BY_BLOCKS])

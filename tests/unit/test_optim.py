@@ -188,32 +188,38 @@ def test_a_gradient_of_zero_makes_no_nan(variant):
     assert all(t.isfinite().all() for t in (*model.parameters(), *state))
 
 
-def first_step(variant, decays: bool) -> tuple:
-    """(Its gradients, how it changes each parameter, ηλw of each), in float64."""
+def second_step(variant, decays: bool) -> tuple:
+    """(Its gradients, how it changes each parameter, what decay takes of each), in float64. The
+    first one, with LR 0, had the same gradients: SOAP's first step moves nothing."""
     model = tiny()
-    (grads,) = gradients(tiny(), 1, small=())
+    grads = gradients(tiny(), 1, small=())
     optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
-    before = values(model)
+    for rate in (0.0, 0.01):
+        before = values(model)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+            group["weight_decay"] *= decays
+        for name, p in model.named_parameters():
+            p.grad = grads[0][name].to(p.dtype)
+        optimizer.step()
+    after = values(model)
     shares = {}
     for group in optimizer.param_groups:
-        group["lr"] = 0.01
-        group["weight_decay"] *= decays
-        shares |= {
-            name: 0.01 * group["weight_decay"] * before[name] for name in group["param_names"]
-        }
-    for name, p in model.named_parameters():
-        p.grad = grads[name].to(p.dtype)
-    optimizer.step()
-    return grads, {name: w - before[name] for name, w in values(model).items()}, shares
+        decay = 0.01 * group["weight_decay"]
+        for name in group["param_names"]:
+            shares[name] = decay * before[name]
+            if group["rule"] == "soap":  # it decays after the step
+                shares[name] = decay / (1 - decay) * after[name]
+    return grads[0], {name: w - before[name] for name, w in after.items()}, shares
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_goes_down_and_decay_shrinks_the_weights(variant):
     """Along the gradient the loss falls. With decay each weight loses ηλw more, whatever else the
     step does."""
-    grads, changes, _ = first_step(variant, decays=False)
+    grads, changes, _ = second_step(variant, decays=False)
     assert [name for name, g in grads.items() if not (g * changes[name]).sum() < 0] == []
-    _, decayed, shares = first_step(variant, decays=True)
+    _, decayed, shares = second_step(variant, decays=True)
     assert any(share.any() for share in shares.values())
     for name, share in shares.items():
         lost = changes[name] - decayed[name]
@@ -297,14 +303,17 @@ def count_kernels(n_layer, changes) -> tuple:
     "variant", [name for name, changes in VARIANTS.items() if changes["optimizer"] in OURS]
 )
 def test_deeper_models_take_no_more_kernels(variant):
-    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; and
-    dampening, which copies each gradient."""
+    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; SOAP,
+    which takes matrix by matrix; and dampening, which copies each gradient."""
     (few, *small), (many, *large) = (
         count_kernels(n_layer, VARIANTS[variant]) for n_layer in (2, 5)
     )
     matrices, parameters = (b - a for a, b in zip(small, large, strict=True))
     assert (matrices, parameters) == (3 * 6, 3 * 17)
-    assert many - few == dict(adam_mini=2 * matrices, msgdw_dampening=parameters).get(variant, 0)
+    # SOAP's first step: of L and R each the product, its average, eigenvalues, their order, and the
+    # basis; and the count of steps, which the host reads
+    more = dict(adam_mini=2 * matrices, msgdw_dampening=parameters, soap=12 * matrices)
+    assert many - few == more.get(variant, 0)
 
 
 @pytest.mark.parametrize("variant", [name for name in ("muon", "adam_mini") if name in VARIANTS])

@@ -10,13 +10,15 @@ from nanodnt.optim import fill_defaults, lr_at, make_optimizer, notes
 from nanodnt.settings import TrainConfig
 from support.optimizers import filled as settings
 
-NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
+NAMES = ["adamw", "adam_mini", "msgdw", "muon", "soap"]
 
 # ----------------------------------------------------------------------------------------- defaults
 
 MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
 ORIGINAL = dict(muon_adjust_lr="original")
+SOAP = dict(learning_rate=3e-3, weight_decay=0.01, soap_frequency=10)
+SOAP |= dict(adamw_learning_rate=3e-3, adamw_weight_decay=0.01)
 
 
 DEFAULTS = [
@@ -39,6 +41,8 @@ DEFAULTS = [
         dict(optimizer="muon", **ORIGINAL),
         MUON | ORIGINAL | dict(learning_rate=0.02, weight_decay=0.01),
     ),
+    # those of its authors' code, in which one LR and decay are for all parameters
+    (dict(optimizer="soap"), SOAP),
 ]
 
 
@@ -49,6 +53,7 @@ def test_defaults(given, filled):
     unused = {"momentum", "dampening", "nesterov", "muon_adjust_lr", "muon_steps"} | {
         "adamw_learning_rate"
     }
+    unused |= {"soap_frequency"}
     unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters"}
     assert all(getattr(config, name) is None for name in unused - filled.keys())
     assert config.min_lr == pytest.approx(config.learning_rate / 10)
@@ -75,7 +80,7 @@ def test_defaults_of_blockwise_lr():
             settings(optimizer=name, blockwise_lr=True, **ORIGINAL if name == "muon" else {}),
             model(),
         )
-        assert len(said) == (name in ("msgdw", "muon"))
+        assert len(said) == (name in ("msgdw", "muon", "soap"))
         if said:
             assert f"those for {name} are our choice" in said[0]
         assert notes(settings(optimizer=name), model()) == []
@@ -126,7 +131,10 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
 
 # flags that only some optimizers have: a value, and those that have it
 FLAGS = dict(
-    nesterov=(False, "msgdw or muon"), dampening=(0.0, "msgdw"), adamw_learning_rate=(1e-3, "muon")
+    nesterov=(False, "msgdw or muon"),
+    dampening=(0.0, "msgdw"),
+    soap_frequency=(10, "soap"),
+    adamw_learning_rate=(1e-3, "muon or soap"),
 )
 
 
@@ -155,6 +163,7 @@ REFUSED = [
     (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
     (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
     (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
+    (dict(optimizer="soap", soap_frequency=0), "soap_frequency=0 must be at least 1"),
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
