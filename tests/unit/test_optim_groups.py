@@ -61,9 +61,9 @@ def table(text):
 @pytest.mark.parametrize("layout", [*LAYOUTS, "experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, blockwise):
-    """Muon and SOAP have the matrices of the blocks, experts among them; routers go to AdamW, as all
-    that reads the stream but no branch. The biases on the choice of experts have a rule and a rate
-    of their own."""
+    """Muon and SOAP have the matrices of the blocks, experts among them; routers go to AdamW, as
+    all that reads the stream but no branch. The biases on the choice of experts have a rule and a
+    rate of their own."""
     model = tiny(**(LAYOUTS | dict(experts=MIXED))[layout])
     optimizer = make_optimizer(model, settings(optimizer=name, blockwise_lr=blockwise))
     names = {id(p): n for n, p in model.named_parameters()}
