@@ -309,8 +309,8 @@ def plain_average(
 
 
 def shrinks(u: Tensor, p: Tensor) -> Tensor:
-    """Where p − u is nearer to zero than p, or u is 0: u p ≥ 0, without products that underflow.
-    There alone decays p with cautious weight decay (arXiv 2510.12402, Algorithm 1)."""
+    """Where an update u, which is subtracted, moves p towards zero: u p ≥ 0, without products that
+    underflow. Cautious weight decay (arXiv 2510.12402, Algorithm 1) acts only there."""
     return u.sign() * p >= 0
 
 
