@@ -329,12 +329,6 @@ def test_in_fp32_it_is_the_recurrence_in_float64(case):
         assert ("row_squares" in state) == ("muon_row_norm" in flags)
 
 
-def test_polar_express_has_five_steps():
-    refused = "muon_steps=6, but muon_coefficients=polar are for at most 5 steps: lower muon_steps"
-    with pytest.raises(ValueError, match=refused):
-        make_optimizer(tiny(), muon(muon_coefficients="polar", muon_steps=6))
-
-
 @pytest.mark.parametrize(
     "dtype, expected", [(None, "float32"), (torch.float16, "float32"), (torch.bfloat16, "bfloat16")]
 )

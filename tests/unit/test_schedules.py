@@ -16,13 +16,17 @@ NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
 
 MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
+MUON |= dict(muon_coefficients="jordan", muon_row_norm=False, cautious_decay=False, adam_eps=1e-8)
 ORIGINAL = dict(muon_adjust_lr="original")
 
 
 DEFAULTS = [
     # the DNT paper's language models
-    (dict(optimizer="adamw"), dict(learning_rate=6e-4, weight_decay=0.1)),
-    (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1)),
+    (
+        dict(optimizer="adamw"),
+        dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
+    ),
+    (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8)),
     (
         dict(optimizer="msgdw"),
         dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False),
@@ -49,7 +53,8 @@ def test_defaults(given, filled):
     unused = {"momentum", "dampening", "nesterov", "muon_adjust_lr", "muon_steps"} | {
         "adamw_learning_rate"
     }
-    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters"}
+    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters", "muon_coefficients"}
+    unused |= {"muon_row_norm", "cautious_decay", "adam_eps"}
     assert all(getattr(config, name) is None for name in unused - filled.keys())
     assert config.min_lr == pytest.approx(config.learning_rate / 10)
     assert config.lr_decay_iters == config.max_iters == 200_000
@@ -128,6 +133,10 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
 FLAGS = dict(
     nesterov=(False, "msgdw or muon"), dampening=(0.0, "msgdw"), adamw_learning_rate=(1e-3, "muon")
 )
+FLAGS |= dict(muon_coefficients=("jordan", "muon"), muon_row_norm=(False, "muon"))
+FLAGS |= dict(
+    cautious_decay=(False, "adamw or muon"), adam_eps=(1e-8, "adamw or adam_mini or muon")
+)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -155,6 +164,8 @@ REFUSED = [
     (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
     (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
     (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
+    (dict(MU, muon_coefficients="polar", muon_steps=6), "muon_coefficients=polar has 5: lower"),
+    (dict(adam_eps=0.0), "adam_eps=0.0 must be"),
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
