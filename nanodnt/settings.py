@@ -94,7 +94,11 @@ class TrainConfig:
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's
     #   matrices have momentum instead
     beta2: Fraction = 0.95  # decay rate of the average squared gradient, as in Adam, and of SOAP's
-    #   two averages of products; not used by msgdw and Muon's matrices
+    #   two averages of products; not used by msgdw; Muon's matrices use it with muon_row_norm
+    adam_eps: Annotated[float, Range(gt=0, lt=1)] | None = None  # ε of adamw, adam_mini and soap,
+    #   and of muon's AdamW; None = 1e-8
+    cautious_decay: bool | None = None  # adamw, muon: weight decay only where the update moves a
+    #   weight towards zero (arXiv 2510.12402); None = False
     momentum: Fraction | None = None  # momentum of msgdw and muon; None = 0.9 for msgdw, 0.95 for
     #   muon
     dampening: Fraction | None = None  # msgdw: the gradient enters the momentum times
@@ -105,6 +109,11 @@ class TrainConfig:
     #   makes them as large as AdamW's; None = match_rms_adamw
     muon_steps: Annotated[int, Range(ge=1, le=20)] | None = None  # muon: steps of the Newton-Schulz
     #   iteration; None = 5
+    muon_coefficients: Literal["jordan", "polar"] | None = None  # muon: coefficients of the
+    #   iteration. jordan: Keller Jordan's, the same in each step; polar: those of Polar Express
+    #   (arXiv 2505.16932), for at most 5 steps; None = jordan
+    muon_row_norm: bool | None = None  # muon: divide each row of an update by the root of its mean
+    #   square over the last steps (NorMuon, arXiv 2510.05491); None = False
     soap_frequency: PositiveInt | None = None  # soap: number of updates from one change of the
     #   bases to the next; None = 10
     adamw_learning_rate: NonNegativeFloat | None = None  # muon, soap: peak learning rate of the

@@ -38,7 +38,7 @@ def options(config: TrainConfig, role: str, model: Transformer) -> Group:
         rows = model.config.head_dim
     elif role in MATRICES:
         rows = 1
-    return Group(betas=(config.beta1, config.beta2), eps=1e-8, block_rows=rows)
+    return Group(betas=(config.beta1, config.beta2), eps=config.adam_eps, block_rows=rows)
 
 
 def state(p: Tensor, group: Group) -> State:
@@ -182,6 +182,6 @@ register(
     options,
     state,
     step,
-    defaults=dict(learning_rate=6e-4, weight_decay=0.1),
+    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8),
     ratios=RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0},  # arXiv 2502.19002, A.3
 )

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from nanodnt.optim.kernels import update_adamw
+from nanodnt.optim.kernels import can_compile, update_adamw
 from nanodnt.optim.registry import RATIOS, Group, State, Work, local_shards, register
 from nanodnt.settings import TrainConfig
 
 
 def options(config: TrainConfig, role: str, model: Transformer) -> Group:
-    return Group(betas=(config.beta1, config.beta2), eps=1e-8)
+    betas = (config.beta1, config.beta2)
+    return Group(betas=betas, eps=config.adam_eps, cautious=config.cautious_decay)
 
 
 def state(p: Tensor, group: Group) -> State:
@@ -38,6 +39,8 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
             [s["step"] for s in states],
             grad_scale,
             found_inf,
+            can_compile(group, params[0]),
+            group["cautious"],
             lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
@@ -51,6 +54,6 @@ register(
     options,
     state,
     step,
-    defaults=dict(learning_rate=6e-4, weight_decay=0.1),
+    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
     ratios=RATIOS,
 )

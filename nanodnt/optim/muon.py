@@ -27,7 +27,10 @@ def options(config: TrainConfig, role: str, model: Transformer) -> Group:
         momentum=config.momentum,
         nesterov=config.nesterov,
         ns_steps=config.muon_steps,
+        coefficients=config.muon_coefficients,
         adjust_lr=config.muon_adjust_lr,
+        row_beta=config.beta2 if config.muon_row_norm else None,
+        cautious=config.cautious_decay,
         ns_dtype="bfloat16" if in_bf16 else "float32",
     )
 
@@ -36,7 +39,11 @@ def state(p: Tensor, group: Group) -> State:
     if p.ndim < 2:
         shape = tuple(p.shape)
         refuse(f"Muon is for matrices, not for a tensor of shape {shape}: give it another rule")
-    return dict(momentum_buffer=torch.zeros_like(p))
+    tensors = dict(momentum_buffer=torch.zeros_like(p))
+    if group["row_beta"] is not None:
+        # not sharded: one number a row, on all processes
+        tensors["row_squares"] = torch.zeros(p.shape[:-1], dtype=p.dtype, device=p.device)
+    return tensors
 
 
 def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
@@ -47,7 +54,13 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
 
 def defaults_for(config: TrainConfig) -> dict[str, float]:
     """With `original`: Keller Jordan's LR and decay, which suit its scale of updates, and AdamW's
-    own for the other parameters."""
+    own for the other parameters. ValueError for more steps than there are coefficients."""
+    from nanodnt.optim.orthogonal.newton_schulz import ITERATIONS  # others do not need it
+
+    most = len(ITERATIONS[config.muon_coefficients or "jordan"].steps)
+    if config.muon_steps and config.muon_steps > most:
+        text = f"muon_steps={config.muon_steps}: muon_coefficients={config.muon_coefficients}"
+        refuse(f"{text} has {most}: lower muon_steps")
     if config.muon_adjust_lr != "original":
         return {}
     return dict(
@@ -66,6 +79,10 @@ register(
         momentum=0.95,
         nesterov=True,
         muon_steps=5,
+        muon_coefficients="jordan",
+        muon_row_norm=False,
+        cautious_decay=False,
+        adam_eps=1e-8,
         muon_adjust_lr="match_rms_adamw",
         adamw_learning_rate=None,
         adamw_weight_decay=None,

@@ -72,7 +72,10 @@ class Group(TypedDict, total=False):
     block_rows: int  # Adam-mini: rows of a block; 0: the whole tensor is one
     ns_steps: int  # Muon: steps of the Newton-Schulz iteration
     ns_dtype: str  # Muon: dtype of the iteration
+    coefficients: str  # Muon: those of the iteration, jordan or polar
     adjust_lr: str  # Muon: original, or match_rms_adamw
+    row_beta: float | None  # Muon: β₂ of NorMuon's average for each row; None: no such average
+    cautious: bool  # weight decay acts only where a step moves a weight towards zero
     frequency: int  # SOAP: updates from one change of the bases to the next
 
 

@@ -8,9 +8,10 @@ L and R, for the matrices of the blocks; AdamW for all other parameters.
 The first gradient makes L, R and their eigenvectors, largest first, and changes nothing else; t
 counts the updates from the second one on. After every f-th update Q takes a step of the power
 method: its columns, and the entries of v with them, are sorted by the diagonal of Qᵀ L Q, then Q
-becomes the orthogonal factor of L Q. f is `soap_frequency`; ε = 1e-8, beside a √v that has no
-correction. The authors' code rotates m and keeps it so, which gives the same updates. A parameter
-of three dimensions is a stack of matrices: experts. State of r × c: 8 (r² + c² + r c) bytes.
+becomes the orthogonal factor of L Q. f is `soap_frequency`; ε is `adam_eps`, and √v beside it has
+no correction. The authors' code rotates m and keeps it so, which gives the same updates. A
+parameter of three dimensions is a stack of matrices: experts. State of r × c: 8 (r² + c² + r c)
+bytes.
 
 LR, decay and f are the defaults of that code; its betas are 0.95 both. There a side of more than
 10,000 has no basis; embedding and head have one on the other side; vectors are on Adam. Here every
@@ -28,7 +29,7 @@ from nanodnt.settings import TrainConfig
 
 def options(config: TrainConfig, role: str, model: Transformer) -> Group:
     betas = (config.beta1, config.beta2)
-    return Group(betas=betas, eps=1e-8, frequency=config.soap_frequency)
+    return Group(betas=betas, eps=config.adam_eps, frequency=config.soap_frequency)
 
 
 def state(p: Tensor, group: Group) -> State:
@@ -113,6 +114,7 @@ register(
         learning_rate=3e-3,
         weight_decay=0.01,
         soap_frequency=10,
+        adam_eps=1e-8,
         adamw_learning_rate=None,
         adamw_weight_decay=None,
     ),

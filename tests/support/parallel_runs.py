@@ -26,6 +26,7 @@ UNIFIED = dict(
     PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"
 )
 UNIFIED |= dict(mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False)
+ROWS = dict(optimizer="muon", muon_coefficients="polar", muon_row_norm=True)
 NESTEROV = dict(
     track_interval=3, embed_scale=True, optimizer="msgdw", learning_rate=0.1, nesterov=True
 )
@@ -56,7 +57,7 @@ CASES = {
     ),
     "muon, unified": (
         "text",
-        dict(UNIFIED, optimizer="muon", sample_interval=2, sample_start="AB"),
+        dict(UNIFIED, **ROWS, sample_interval=2, sample_start="AB"),
     ),
     "experts": (
         "experts",

@@ -14,21 +14,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from layers.sharding import row_ranges, shard_group
+from layers.sharding import own_rows, row_ranges, shard_dim, shard_group
 from nanodnt.optim.orthogonal.newton_schulz import split_into_stacks
-from nanodnt.optim.registry import Group
+from nanodnt.optim.registry import Group, State
 
 Updates = Tensor | list[Tensor]  # one update (m, n), or (E, m, n), for each matrix of a batch
 
 
 class Matrix(NamedTuple):
-    """A parameter in one step. Under FSDP2 p is a DTensor; grad and momentum are this process's
-    rows."""
+    """A parameter in one step. Under FSDP2 p is a DTensor; grad and tensors of its state are this
+    process's rows, or are not sharded."""
 
     owner: int
     p: Tensor
     grad: Tensor
-    momentum: Tensor
+    state: State
 
 
 class Batch(NamedTuple):
@@ -129,6 +129,24 @@ def choose_processes(p: Tensor) -> Alone:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return Copies()
     return Alone()
+
+
+def all_rows(own: Tensor, p: Tensor) -> Tensor:
+    """From a number for each row of this process of S matrices shaped as p, (S, …, rows), to those
+    of all rows."""
+    shards = shard_group(p)
+    if shards is None:
+        return own
+    whole = own.new_zeros(len(own), *p.shape[:-1])
+    part_of_rows(whole, p).copy_(own)
+    dist.all_reduce(whole, group=shards)
+    return whole
+
+
+def part_of_rows(whole: Tensor, p: Tensor) -> Tensor:
+    """The reverse: a view of the numbers of this process's rows."""
+    rows = own_rows(p)
+    return whole.narrow(1 + shard_dim(p), rows.start, len(rows))
 
 
 @cache

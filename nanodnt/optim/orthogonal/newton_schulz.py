@@ -1,60 +1,86 @@
-"""Muon's mathematics: matrices become nearly orthogonal by Keller Jordan's Newton-Schulz
-iteration."""
+"""Muon's mathematics: matrices become nearly orthogonal by a Newton-Schulz iteration, with Keller
+Jordan's coefficients or those of Polar Express."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-NS = (3.4445, -4.7750, 2.0315)  # a, b, c
+Coefficients = tuple[float, float, float]  # a, b, c of a step
+
+
+class Iteration(NamedTuple):
+    margin: float  # X starts with a Frobenius norm of 1/margin
+    steps: tuple[Coefficients, ...]
+
+
+ITERATIONS = {
+    "jordan": Iteration(1.0, steps=((3.4445, -4.7750, 2.0315),) * 20),
+    # arXiv 2505.16932, Algorithm 1, for σ ≥ 1e-3 ‖x‖_F, with a safety factor of 1.02 and intervals
+    # of 1:50 at most: the numbers of modded-nanogpt, nanochat and dion
+    "polar": Iteration(
+        1.02,
+        steps=(
+            (8.156554524902461, -22.48329292557795, 15.878769915207462),
+            (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+            (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+            (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+            (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+        ),
+    ),
+}
 # Matrices of one shape are stacked up to this many entries, to bound the memory.
 STACK_ENTRIES = 2**26
 
 Items = TypeVar("Items", Tensor, list)
 
 
-def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
+def newton_schulz(x: Tensor, steps: int = 5, coefficients: str = "jordan") -> Tensor:
     """Orthogonalise a stack of matrices: x (S, m, n) → the same shape, U diag(s) Vᵀ for x = U
-    diag(σ) Vᵀ.
+    diag(σ) Vᵀ. `coefficients`: a key of ITERATIONS, which has at least so many steps.
 
-    From X = x/‖x‖_F it takes steps X ← aX + (bA + cA²)X with A = XXᵀ. After five of them s lies in
-    [0.68, 1.21] where σ is at least 0.002 ‖x‖_F (in exact arithmetic), and falls to 0 with smaller
-    σ. A matrix of zeros stays zero. Tall matrices are transposed, so that A is small.
+    From X = x/(margin ‖x‖_F) it takes steps X ← aX + (bA + cA²)X with A = XXᵀ. In exact arithmetic
+    five of them take s to [0.68, 1.21] where σ is at least 0.002 ‖x‖_F; with "polar" to [0.84,
+    1.15] where it is at least 0.001 ‖x‖_F. s falls to 0 with smaller σ. A matrix of zeros stays
+    zero. Tall matrices are transposed, so that A is small.
 
     Wide matrices (n ≥ 2m ≥ 128) take their first two steps at once (`two_steps`), because products
     with X cost the most there. Pairs of later steps, or of steps on vectors, would cost accuracy in
     bf16.
     """
+    iteration = ITERATIONS[coefficients]
+    left = list(iteration.steps[:steps])
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT.contiguous()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x = x / (x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7) * iteration.margin)
     if x.shape[2] >= 2 * x.shape[1] >= 128 and steps > 1:
-        x = two_steps(x)
-        steps -= 2
-    a, _, _ = NS
-    for _ in range(steps):
-        x = torch.baddbmm(x, polynomial(torch.bmm(x, x.mT)), x, beta=a)
+        x = two_steps(x, left.pop(0), left.pop(0))
+    for step in left:
+        x = torch.baddbmm(x, polynomial(torch.bmm(x, x.mT), step), x, beta=step[0])
     return x.mT if tall else x
 
 
-def two_steps(x: Tensor) -> Tensor:
-    """X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ = bA₂ + cA₂².
+def two_steps(x: Tensor, first: Coefficients, second: Coefficients) -> Tensor:
+    """X₂ = a₁a₂X + (a₂P₁ + a₁P₂ + P₂P₁) X, where P₁ = b₁A + c₁A², A₂ = a₁²A + (2a₁P₁ + P₁²)A, P₂ =
+    b₂A₂ + c₂A₂².
 
     These are symmetric and commute. Multiples of the identity are not added to them, so they are
     not rounded with them."""
-    a, _, _ = NS
+    a = first[0]
+    ratio = second[0] / a
     A = torch.bmm(x, x.mT)
-    P = polynomial(A)
+    P = polynomial(A, first)
     A2 = torch.baddbmm(A, torch.baddbmm(P, P, P, beta=2 * a), A, beta=a * a)
-    P2 = polynomial(A2)
-    return torch.baddbmm(x, torch.baddbmm(P + P2, P2, P, beta=a), x, beta=a * a)
+    P2 = polynomial(A2, second)
+    linear = torch.add(P2, P, alpha=ratio)
+    return torch.baddbmm(x, torch.baddbmm(linear, P2, P, beta=a), x, beta=a * second[0])
 
 
-def polynomial(A: Tensor) -> Tensor:
+def polynomial(A: Tensor, step: Coefficients) -> Tensor:
     """bA + cA² for a stack of symmetric matrices."""
-    _, b, c = NS
+    _, b, c = step
     return torch.baddbmm(A, A, A, beta=b, alpha=c)
 
 
@@ -73,11 +99,12 @@ def stack_as(dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
     return stack
 
 
-def orthogonalize(stack: Tensor, steps: int) -> Tensor:
+def orthogonalize(stack: Tensor, steps: int, coefficients: str) -> Tensor:
     """Newton-Schulz on each matrix of a stack (…, m, n), at most STACK_ENTRIES at a time; the same
     shape."""
     matrices = stack.view(-1, *stack.shape[-2:])
     size = max(1, STACK_ENTRIES // matrices.shape[1:].numel())
-    done = [newton_schulz(part, steps) for part in matrices.split(size)]  # one empty part for none
+    parts = matrices.split(size)  # one empty part for none
+    done = [newton_schulz(part, steps, coefficients) for part in parts]
     result = done[0] if len(done) == 1 else torch.cat(done)
     return result.view_as(stack)

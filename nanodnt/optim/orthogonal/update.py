@@ -7,6 +7,7 @@ collected and results spread is in messages.py.
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
 from layers.sharding import is_sharded, local_shard, shard_dim
@@ -15,11 +16,13 @@ from nanodnt.optim.orthogonal.messages import (
     Alone,
     Batch,
     Matrix,
+    all_rows,
     assign_owners,
     choose_processes,
+    part_of_rows,
 )
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
-from nanodnt.optim.registry import Work
+from nanodnt.optim.registry import State, Work, if_finite
 
 
 def update_matrices(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
@@ -40,8 +43,10 @@ def start_update(
     """Everything but the last step, which the returned function does: apply the updates."""
     averages = average(batch, processes, grad_scale, found_inf)
     matrices = processes.collect(batch, averages)
+    steps = batch.group["ns_steps"]
+    coefficients = batch.group["coefficients"]
     stacks = split_into_stacks(matrices, batch.p)
-    updates = [orthogonalize(stack, batch.group["ns_steps"]) for stack in stacks]
+    updates = [orthogonalize(stack, steps, coefficients) for stack in stacks]
     receive = processes.spread(batch, updates)
     return lambda: apply_updates(batch, receive(), found_inf)
 
@@ -53,23 +58,24 @@ def make_batches(work: list[Work], processes: Alone) -> Iterator[Batch]:
     owners = iter(assign_owners(tuple(map(shape_of_work, params)), processes.count))
     for group, triples in groups:
         by_shape = {}
-        for p, grad, momentum in triples:
-            matrix = Matrix(next(owners), p, local_shard(grad), local_shard(momentum))
+        for p, grad, state in triples:
+            local = {key: local_shard(t) for key, t in state.items()}
+            matrix = Matrix(next(owners), p, local_shard(grad), local)
             by_shape.setdefault(p.shape, []).append(matrix)
         for matrices in by_shape.values():
             yield from processes.split(Batch(group, matrices))
 
 
-def split_by_rows(part: Work) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(parameter, gradient, momentum) of each parameter; of each of its matrices where FSDP2 splits
-    a stack by the rows of the matrices."""
-    momenta = [state["momentum_buffer"] for state in part.states]
+def split_by_rows(part: Work) -> list[tuple[Tensor, Tensor, State]]:
+    """(parameter, gradient, state) of each parameter; of each of its matrices where FSDP2 splits a
+    stack by the rows of the matrices."""
     triples = []
-    for p, grad, momentum in zip(part.params, part.grads, momenta, strict=True):
-        if shard_dim(p) > 0:
-            triples += [(p[i], grad[i], momentum[i]) for i in range(len(p))]
-        else:
-            triples.append((p, grad, momentum))
+    for p, grad, state in zip(part.params, part.grads, part.states, strict=True):
+        if shard_dim(p) == 0:
+            triples.append((p, grad, state))
+            continue
+        for i in range(len(p)):
+            triples.append((p[i], grad[i], {key: t[i] for key, t in state.items()}))
     return triples
 
 
@@ -97,7 +103,7 @@ def average(
         update_averages(
             params,
             [x.grad for x in matrices],
-            [x.momentum for x in matrices],
+            [x.state["momentum_buffer"] for x in matrices],
             ahead,
             grad_scale,
             found_inf,
@@ -121,8 +127,12 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
     for part in split_into_stacks(pairs, batch.p):
         params = [local_shard(matrix.p) for matrix, _ in part]
         steps = [update for _, update in part]
-        if not compiled:
-            steps = list(stack_as(params[0].dtype, steps))
+        if not compiled or group["row_beta"] is not None:
+            stack = stack_as(params[0].dtype, steps)
+            if group["row_beta"] is not None:
+                states = [matrix.state for matrix, _ in part]
+                normalize_rows(stack, batch, states, found_inf)
+            steps = list(stack)
         update_sgd(
             params,
             steps,
@@ -130,8 +140,36 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
             None,
             found_inf,
             compiled,
+            group["cautious"],
             lr=group["lr"] * size,
             weight_decay=group["weight_decay"] / size,
             momentum=0.0,
             nesterov=False,
         )
+
+
+def normalize_rows(
+    stack: Tensor, batch: Batch, states: list[State], found_inf: Tensor | None
+) -> None:
+    """NorMuon (arXiv 2510.05491). In place, for this process's rows of each update O of `stack`,
+    with r rows and c columns:
+
+        v ← β₂ v + (1 − β₂) mean of O² over the columns;   O ← O / (√v + 1e-10)
+
+    and then back to the norm that O had or, with match_rms_adamw, to √min(r, c): this is the norm
+    of an orthogonal matrix, so that the step has an RMS of exactly 0.2 η."""
+    group = batch.group
+    rows, columns = batch.p.shape[-2:]
+    own = torch.linalg.vector_norm(stack, dim=-1).square() / columns
+    squares = all_rows(own, batch.p)
+    averages = [state["row_squares"] for state in states]
+    v = torch.stack(averages)
+    v.lerp_(if_finite(found_inf, squares, v), 1 - group["row_beta"])
+    torch._foreach_copy_(averages, list(v))
+    sizes = v.sqrt() + 1e-10
+    norm = (squares / sizes.square()).sum(-1, keepdim=True)  # both norms are squared, over columns
+    target = squares.sum(-1, keepdim=True)
+    if group["adjust_lr"] == "match_rms_adamw":
+        target = min(1, rows / columns)
+    factors = (target / norm.clamp(min=1e-12)).sqrt() / sizes
+    stack.mul_(part_of_rows(factors, batch.p)[..., None])
