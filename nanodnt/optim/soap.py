@@ -91,8 +91,8 @@ def update_matrix(tensors: dict[str, Tensor], t: int, group: Group) -> None:
     for side, factor, moments in (("left", g, v.mT), ("right", g.mT, v)):
         average = tensors[side].lerp_(factor @ factor.mT, 1 - beta2)
         basis = tensors[f"{side}_basis"]
-        if t == 0:
-            basis.copy_(torch.linalg.eigh(average).eigenvectors.flip(-1))
+        if t == 0:  # in fp64, since a GPU's fp32 may fail on eigenvalues that are all 0
+            basis.copy_(torch.linalg.eigh(average.double()).eigenvectors.flip(-1))
         elif t % group["frequency"] == 0:
             improve(basis, average, moments)
 
