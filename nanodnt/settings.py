@@ -70,15 +70,16 @@ class TrainConfig:
     #   one per core
     # --- optimizer ---
     optimizer: str = "adamw"  # adamw; adam_mini; msgdw: momentum SGD with decoupled decay (DNT's
-    #   mSGDW); muon: Muon for the matrices of the blocks except routers, AdamW for all other
-    #   parameters; or MODULE:CLASS, any torch.optim.Optimizer, as in torch.optim:RMSprop
+    #   mSGDW); muon, soap: Muon or SOAP for the matrices of the blocks except routers, AdamW
+    #   for all other parameters; or MODULE:CLASS, any torch.optim.Optimizer, as in
+    #   torch.optim:RMSprop
     optimizer_args: str = ""  # keyword arguments of MODULE:CLASS, plain values, as in
     #   betas=(0.9,0.95),eps=1e-8
     learning_rate: NonNegativeFloat | None = None  # peak learning rate; None = the optimizer's own
-    #   default: adamw and adam_mini 6e-4, msgdw 1.0, muon 6e-4 or, with muon_adjust_lr=original,
-    #   0.02
+    #   default: adamw and adam_mini 6e-4, msgdw 1.0, soap 3e-3, muon 6e-4 or, with
+    #   muon_adjust_lr=original, 0.02
     weight_decay: NonNegativeFloat | None = None  # decoupled weight decay of matrices; None = the
-    #   optimizer's own default: adamw and adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with
+    #   optimizer's own default: adamw and adam_mini 0.1, msgdw 1e-4, soap 0.01, muon 0.1 or, with
     #   muon_adjust_lr=original, 0.01
     decay_emb: bool = True  # apply weight decay to embeddings: tokens (with a tied head, the head
     #   too), positions, class token
@@ -92,10 +93,10 @@ class TrainConfig:
     #   and biases
     beta1: Fraction = 0.9  # decay rate of the average gradient, as in Adam; msgdw and Muon's
     #   matrices have momentum instead
-    beta2: Fraction = 0.95  # decay rate of the average squared gradient, as in Adam; not used by
-    #   msgdw; Muon's matrices use it with muon_row_norm
-    adam_eps: Annotated[float, Range(gt=0, lt=1)] | None = None  # ε of adamw, adam_mini and of
-    #   muon's AdamW; None = 1e-8
+    beta2: Fraction = 0.95  # decay rate of the average squared gradient, as in Adam, and of SOAP's
+    #   two averages of products; not used by msgdw; Muon's matrices use it with muon_row_norm
+    adam_eps: Annotated[float, Range(gt=0, lt=1)] | None = None  # ε of adamw, adam_mini and soap,
+    #   and of muon's AdamW; None = 1e-8
     cautious_decay: bool | None = None  # adamw, muon: weight decay only where the update moves a
     #   weight towards zero (arXiv 2510.12402); None = False
     momentum: Fraction | None = None  # momentum of msgdw and muon; None = 0.9 for msgdw, 0.95 for
@@ -113,10 +114,12 @@ class TrainConfig:
     #   (arXiv 2505.16932), for at most 5 steps; None = jordan
     muon_row_norm: bool | None = None  # muon: divide each row of an update by the root of its mean
     #   square over the last steps (NorMuon, arXiv 2510.05491); None = False
-    adamw_learning_rate: NonNegativeFloat | None = None  # muon: peak learning rate of the
+    soap_frequency: PositiveInt | None = None  # soap: number of updates from one change of the
+    #   bases to the next; None = 10
+    adamw_learning_rate: NonNegativeFloat | None = None  # muon, soap: peak learning rate of the
     #   parameters that AdamW updates; None = learning_rate or, with muon_adjust_lr=original, 6e-4
-    adamw_weight_decay: NonNegativeFloat | None = None  # muon: weight decay of the parameters that
-    #   AdamW updates; None = weight_decay or, with muon_adjust_lr=original, 0.1
+    adamw_weight_decay: NonNegativeFloat | None = None  # muon, soap: weight decay of the parameters
+    #   that AdamW updates; None = weight_decay or, with muon_adjust_lr=original, 0.1
     grad_clip: NonNegativeFloat = 1.0  # limit on the global gradient norm; 0 = off
     balance_coef: NonNegativeFloat = 0.01  # experts with balance=loss: weight of the balance loss
     balance_rate: NonNegativeFloat = 0.001  # experts with balance=bias: step of the biases,

@@ -1,6 +1,6 @@
 """Check and measure a machine in parts, each a process of its own that anyone can start alone.
 
-python -m nanodnt.bench gpu-check out/gpu          # tests and speed of one GPU, 9 minutes (a guess)
+python -m nanodnt.bench gpu-check out/gpu          # tests and speed of one GPU, 11 minutes (guess)
 python -m nanodnt.bench gpu-profile out/gpu        # time of a step by kind of kernel, 4 minutes
 python -m nanodnt.bench gpu-papers out/gpu         # DyT's Table 7, DNT's Table 2, 8 minutes
 python -m nanodnt.bench cpu-check out/cpu          # our step beside nanoGPT's, up to an hour
@@ -33,6 +33,8 @@ GPT2 = "bench.py config/gpt2_small.py --micro_batch_size=32"
 GPT2_64 = "bench.py config/gpt2_small.py --micro_batch_size=64 --batch_size=64"
 DNT = "bench.py config/dnt_small.py --micro_batch_size=32"
 OPTIMIZERS = f"{DNT} --batch_size=512 --vary=optimizer=adamw,msgdw,muon,adam_mini --repeats=3"
+MUONS = "config/optimizers/muon.py,config/optimizers/muon_polar.py"
+MUONS += ",config/optimizers/normuon.py,config/optimizers/muon_2026.py"
 XL = "bench.py config/dnt_xl.py --micro_batch_size=8 --batch_size=32"
 PEAK = f"{XL} --compile=False --warmup=1 --repeats=1 --steps=2"
 NORMS = "bench.py config/dyt/7b.py --vary=norms --batch_size=1 --micro_batch_size=1"
@@ -58,6 +60,7 @@ SCRIPTS = {
         "gpt2_64": Part(90, GPT2_64),
         "xl": Part(120, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
         "optimizers": Part(120, OPTIMIZERS),
+        "muon": Part(120, f"{DNT} --batch_size=512 --vary={MUONS} --repeats=3"),
         "accumulation": Part(70, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
     },
     "gpu-profile": {

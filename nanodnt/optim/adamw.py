@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from nanodnt.optim.kernels import can_compile, update_adamw
-from nanodnt.optim.registry import RATIOS, Group, State, Work, local_shards, register
+from nanodnt.optim.kernels import can_compile, decay_cautiously, update_adamw, update_each
+from nanodnt.optim.registry import (
+    RATIOS,
+    Group,
+    State,
+    Work,
+    divide_gradients,
+    local_shards,
+    register,
+)
 from nanodnt.settings import TrainConfig
 
 
@@ -31,21 +39,32 @@ def state(p: Tensor, group: Group) -> State:
 def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     for group, params, grads, states in work:
         beta1, beta2 = group["betas"]
+        weights = local_shards(params)
+        gradients = local_shards(grads)
+        averages = local_shards([s["exp_avg"] for s in states])
+        rates = dict(lr=group["lr"], weight_decay=group["weight_decay"])
+        divisor = grad_scale
+        if group["cautious"] and group["weight_decay"]:
+            divide_gradients(grads, grad_scale)
+            divisor = None
+            # the new m, which has the sign of the update
+            ahead = (g.lerp(m, beta1) for g, m in zip(gradients, averages, strict=True))
+            compiled = can_compile(group, params[0])
+            lists = (weights, ahead)
+            update_each(decay_cautiously, lists, None, found_inf, compiled, **rates)
+            rates["weight_decay"] = 0.0
         update_adamw(
-            local_shards(params),
-            local_shards(grads),
-            local_shards([s["exp_avg"] for s in states]),
+            weights,
+            gradients,
+            averages,
             local_shards([s["exp_avg_sq"] for s in states]),
             [s["step"] for s in states],
-            grad_scale,
+            divisor,
             found_inf,
-            can_compile(group, params[0]),
-            group["cautious"],
-            lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
-            weight_decay=group["weight_decay"],
             eps=group["eps"],
+            **rates,
         )
 
 

@@ -9,7 +9,7 @@ On a CUDA GPU, runs that compile make one kernel of the plain operators for each
 where fused kernels take more passes over memory (docs/optimizers.md has the counts).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -35,20 +35,16 @@ def update_adamw(
     steps: list[Tensor],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-    compiled: bool = False,
-    cautious: bool = False,
     **numbers: float,
 ) -> None:
-    """The equations of adamw.py, in place, and g ← g / grad_scale. `cautious`: see `shrinks`; such
-    updates can be `compiled`: see `can_compile`. `numbers`: lr, beta1, beta2, weight_decay, eps."""
+    """The equations of adamw.py, in place, and g ← g / grad_scale. `numbers`: lr, beta1, beta2,
+    weight_decay, eps."""
     lists = (params, grads, averages, squares, steps)
-    cautious = cautious and numbers["weight_decay"] > 0
-    if params[0].device.type in FUSED and not cautious:
+    if params[0].device.type in FUSED:
         fused_adamw(*lists, grad_scale, found_inf, **numbers)
     else:
         count_step(steps, found_inf)
-        numbers["cautious"] = cautious
-        update_each(plain_adamw, lists, grad_scale, found_inf, compiled, **numbers)
+        update_each(plain_adamw, lists, grad_scale, found_inf, **numbers)
 
 
 def update_sgd(
@@ -58,7 +54,6 @@ def update_sgd(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     compiled: bool = False,
-    cautious: bool = False,
     **numbers: float,
 ) -> None:
     """In place:
@@ -68,11 +63,9 @@ def update_sgd(
 
     Without momentum m is g, and `momenta` are not used. `numbers`: lr, momentum, nesterov, and
     weight_decay, which is λ. `compiled`: see `can_compile`; then gradients may have another dtype
-    than the weights. `cautious`: see `shrinks`."""
-    cautious = cautious and numbers["weight_decay"] > 0
-    if compiled or cautious or params[0].device.type not in FUSED:
+    than the weights."""
+    if compiled or params[0].device.type not in FUSED:
         lists = (params, grads, momenta)
-        numbers["cautious"] = cautious
         return update_each(plain_sgd, lists, grad_scale, found_inf, compiled, **numbers)
     # the kernel would add λ w to g, and so to m too
     if numbers["momentum"] and numbers["weight_decay"]:
@@ -201,7 +194,7 @@ def as_fp32(number: Tensor | None) -> Tensor | None:
 
 def update_each(
     update: Callable,
-    lists: tuple[list, ...],
+    lists: tuple[Iterable, ...],
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     compiled: bool = False,
@@ -240,7 +233,6 @@ def plain_adamw(
     beta2: float,
     weight_decay: float,
     eps: float,
-    cautious: bool = False,
 ) -> None:
     """AdamW after t ← t + 1. Where v has one number for each row of a matrix g, it averages g² over
     the row."""
@@ -253,10 +245,7 @@ def plain_adamw(
     set_if_finite(v, v.lerp(square, 1 - beta2), found_inf)
     size = (v / (1 - beta2**t)).sqrt() + eps
     rate = lr / (1 - beta1**t) / size
-    share = lr * weight_decay
-    if cautious:
-        share = torch.where(shrinks(m, p), share, 0.0)
-    set_if_finite(p, p * (1 - share) - rate * m, found_inf)
+    set_if_finite(p, p * (1 - lr * weight_decay) - rate * m, found_inf)
 
 
 # Muon updates its momentum by plain_average and its weights by plain_sgd. In both, no sum has two
@@ -275,7 +264,6 @@ def plain_sgd(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
-    cautious: bool,
 ) -> None:
     if grad_scale is not None:
         g.div_(grad_scale)
@@ -284,10 +272,22 @@ def plain_sgd(
         average = g + momentum * m
         set_if_finite(m, average, found_inf)
         direction = g + momentum * average if nesterov else average
-    decay = weight_decay * p
-    if cautious:
-        decay = torch.where(shrinks(direction, p), decay, 0.0)
-    set_if_finite(p, p - lr * (direction + decay), found_inf)
+    set_if_finite(p, p - lr * (direction + weight_decay * p), found_inf)
+
+
+def decay_cautiously(
+    p: Tensor,
+    u: Tensor,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    *,
+    lr: float | Tensor,
+    weight_decay: float,
+) -> None:
+    """Cautious weight decay (arXiv 2510.12402, Algorithm 1), a pass before the step: p ← p (1 − lr
+    λ) where the update u, which the step subtracts, moves p towards zero: u p ≥ 0."""
+    shrinks = p.sign().mul_(u).ge_(0)  # 1 or 0; products of tiny u and p would be 0
+    p.mul_(shrinks.mul_(-lr * weight_decay * one_if_finite(found_inf)).add_(1))
 
 
 def plain_average(
@@ -306,12 +306,6 @@ def plain_average(
     set_if_finite(m, average, found_inf)
     if u is not None:
         u.copy_(g.lerp(average, beta) if nesterov else average)
-
-
-def shrinks(u: Tensor, p: Tensor) -> Tensor:
-    """Where p − u is nearer to zero than p, or u is 0: u p ≥ 0, without products that underflow.
-    There alone decays p with cautious weight decay (arXiv 2510.12402, Algorithm 1)."""
-    return u.sign() * p >= 0
 
 
 def set_if_finite(tensor: Tensor, new: Tensor, found_inf: Tensor | None) -> None:

@@ -22,12 +22,6 @@ from nanodnt.settings import TrainConfig
 
 
 def options(config: TrainConfig, role: str, model: Transformer) -> Group:
-    from nanodnt.optim.orthogonal.newton_schulz import ITERATIONS
-
-    most = len(ITERATIONS[config.muon_coefficients].steps)
-    if config.muon_steps > most:
-        text = f"muon_steps={config.muon_steps}, but muon_coefficients={config.muon_coefficients}"
-        refuse(f"{text} are for at most {most} steps: lower muon_steps")
     in_bf16 = model.runtime.compute_dtype == torch.bfloat16
     return Group(
         momentum=config.momentum,
@@ -60,7 +54,13 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
 
 def defaults_for(config: TrainConfig) -> dict[str, float]:
     """With `original`: Keller Jordan's LR and decay, which suit its scale of updates, and AdamW's
-    own for the other parameters."""
+    own for the other parameters. ValueError for more steps than there are coefficients."""
+    from nanodnt.optim.orthogonal.newton_schulz import ITERATIONS  # others do not need it
+
+    most = len(ITERATIONS[config.muon_coefficients or "jordan"].steps)
+    if config.muon_steps and config.muon_steps > most:
+        text = f"muon_steps={config.muon_steps}: muon_coefficients={config.muon_coefficients}"
+        refuse(f"{text} has {most}: lower muon_steps")
     if config.muon_adjust_lr != "original":
         return {}
     return dict(

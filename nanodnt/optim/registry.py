@@ -76,6 +76,7 @@ class Group(TypedDict, total=False):
     adjust_lr: str  # Muon: original, or match_rms_adamw
     row_beta: float | None  # Muon: β₂ of NorMuon's average for each row; None: no such average
     cautious: bool  # weight decay acts only where a step moves a weight towards zero
+    frequency: int  # SOAP: updates from one change of the bases to the next
 
 
 class Work(NamedTuple):

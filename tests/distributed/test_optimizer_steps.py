@@ -17,7 +17,7 @@ from nanodnt.optim import make_optimizer
 from nanodnt.run.checkpoints import Saver
 from nanodnt.run.parallel import shard_model
 from support.depth import spread
-from support.optimizers import compile_updates, lion_source, registered, settings
+from support.optimizers import VARIANTS, compile_updates, lion_source, registered, settings
 from support.processes import assert_close, joined, processes, sharded_like
 from support.runs import different, load, tensors
 from support.tolerances import roundings
@@ -27,7 +27,7 @@ SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 SMALL = dict(n_layer=1)
 LARGER = dict(n_layer=2, mlp="swiglu", n_kv_head=1)
 
-# An expert is orthogonalised where it lies. Three do not divide over two processes; at first some
+# Muon orthogonalises an expert where it lies. Three do not divide over two processes; at first some
 # see no token.
 EXPERTS = dict(n_layer=1, mlp="swiglu", n_ff=48, n_expert=3, n_expert_active=1)
 
@@ -61,28 +61,33 @@ def six_steps(model, optimizer, dtype: str, zeros: bool = False):
 # ------------------------------------------------------------------------------------- full tensors
 
 
-def muon_steps(rank, world, folder, compiled=False):
-    """Steps in bf16 and fp32, perhaps with compiled updates, as on a GPU. Leaves parameters and
-    optimizer state in a file."""
+FORMS = ("muon", "muon_2026")
+OWNED = [*product(FORMS, (SMALL, LARGER), ("bfloat16", "float32"))]
+OWNED += [("soap", LARGER, "float32"), ("soap", EXPERTS, "float32")]
+
+
+def owned_steps(rank, world, folder, compiled=False):
+    """Steps of the rules whose matrices have owners, Muon's in bf16 and fp32, perhaps with compiled
+    updates, as on a GPU. Leaves parameters and optimizer state in a file."""
     found = {}
     with joined(rank, world, folder / str(world)), pytest.MonkeyPatch.context() as patch:
         if compiled:
             compile_updates(patch)
-        for layout, dtype in product((SMALL, LARGER), ("bfloat16", "float32")):
+        for name, layout, dtype in OWNED:
             model = GPT(GPTConfig(**SIZE | layout))
-            state = six_steps(model, make_optimizer(model, settings(optimizer="muon")), dtype)
-            found[f"{len(state)} parameters, {dtype}"] = [model.state_dict(), state]
+            state = six_steps(model, make_optimizer(model, settings(**VARIANTS[name])), dtype)
+            found[f"{name}, {len(state)} parameters, {dtype}"] = [model.state_dict(), state]
     torch.save(found, folder / f"{world}.{rank}")
 
 
 # seven are more than one block has matrices
 @pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))
-def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
+def test_owned_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
     compiled = world == 3  # which is deep
-    muon_steps(0, 1, tmp_path, compiled)
+    owned_steps(0, 1, tmp_path, compiled)
     one = load(tmp_path / "1.0")
-    assert len(one) == 4
-    processes(world, muon_steps, tmp_path, compiled)
+    assert len(one) == len(OWNED)
+    processes(world, owned_steps, tmp_path, compiled)
     for rank in range(world):
         found = load(tmp_path / f"{world}.{rank}")
         assert [case for case in one if different(found[case], one[case])] == [], rank
@@ -117,16 +122,20 @@ def test_other_classes_step_alike_on_every_process_but_not_on_shards(tmp_path):
 
 # ------------------------------------------------------------------------------------------- shards
 
-STEPS = {  # optimizer, layout, dtype of Muon's iteration
+STEPS = {  # a key of VARIANTS, layout, dtype of Muon's iteration
     "adamw": ("adamw", LARGER, "float32"),
-    "dampening": ("msgdw", LARGER, "float32"),
+    "cautious": ("adamw_cautious", SMALL, "float32"),
+    "dampening": ("msgdw_dampening", LARGER, "float32"),
     "adam_mini": ("adam_mini", LARGER, "float32"),
     "muon": ("muon", LARGER, "float32"),
-    "muon, bf16": ("muon", SMALL, "bfloat16"),
-    "muon, experts": ("muon", EXPERTS, "float32"),
+    "muon, bf16": ("muon_2026", SMALL, "bfloat16"),
+    "muon, 2026": ("muon_2026", LARGER, "float32"),
+    "muon, experts": ("muon_2026", EXPERTS, "float32"),
+    "soap": ("soap", LARGER, "float32"),
+    "soap, experts": ("soap", EXPERTS, "float32"),
     "lion": ("lion", SMALL, "float32"),  # the docs' example, which nothing else knows
 }
-MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m")
+MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m", "left", "right", "_basis")
 
 
 def sharded_steps(rank, world, folder, shard_sizes=(0,)):
@@ -139,7 +148,7 @@ def sharded_steps(rank, world, folder, shard_sizes=(0,)):
             if world > 1:
                 shard_model(model, shard_size, env, keep=False)
             model.to_empty(device="cpu").init_weights(1)
-            config = settings(optimizer=name, dampening=0.5 if name == "msgdw" else None)
+            config = settings(**VARIANTS.get(name, dict(optimizer=name)))
             state = six_steps(model, make_optimizer(model, config), dtype, zeros=True)
             sizes = {
                 key: local_shard(t).numel()
@@ -156,9 +165,9 @@ WORLDS = [(2, (0,)), (3, (0,)), (4, (0, 2)), (7, (0,))]
 
 @pytest.mark.parametrize("worlds", spread(WORLDS, [WORLDS[0]]))
 def test_steps_on_shards(worlds, tmp_path):
-    """Muon's are the same bits as on full matrices. The others are the same to rounding: they work
-    entry by entry, or by Adam-mini's blocks, which shards divide, and a kernel rounds the last few
-    entries of a tensor differently."""
+    """Muon's and SOAP's are the same bits as on full matrices. The others are the same to rounding:
+    they work entry by entry, or by Adam-mini's blocks, which shards divide, and a kernel rounds the
+    last few entries of a tensor differently."""
     world, shard_sizes = worlds
     sharded_steps(0, 1, tmp_path)
     processes(world, sharded_steps, tmp_path, shard_sizes)
@@ -171,9 +180,13 @@ def test_steps_on_shards(worlds, tmp_path):
                 b = tensors(expected[part])
                 assert_close(a, b, roundings(8))
                 exact = [
-                    key for key in a if "momentum" in key or ".f." in key and "router" not in key
+                    key
+                    for key in a
+                    if key.endswith(("momentum_buffer", "row_squares"))
+                    or ".f." in key
+                    and "router" not in key
                 ]
-                exact = exact if case.startswith("muon") else []
+                exact = exact if case.startswith(("muon", "soap")) else []
                 assert (
                     different([a[key] for key in exact], [b[key] for key in exact]) == []
                     if exact

@@ -288,9 +288,9 @@ def test_stopped_and_resumed(two):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["experts, ddp", "images, fsdp"])
-def test_stopped_and_resumed_with_what_is_random(name, two_more):
-    """With dropout and stochastic depth."""
+@pytest.mark.parametrize("name", ["experts, ddp", "images, fsdp", "soap, ddp", "soap, shards"])
+def test_stopped_and_resumed_further(name, two_more):
+    """With dropout and stochastic depth; and SOAP, with bases."""
     assert_same_halves(two_more, name)
 
 

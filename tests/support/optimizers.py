@@ -43,12 +43,17 @@ MIXED |= dict(gain="branch", gain_out="scale")
 # tested by its defaults.
 VARIANTS = {
     "adamw": dict(optimizer="adamw"),
+    "adamw_cautious": dict(optimizer="adamw", cautious_decay=True),
     "msgdw": dict(optimizer="msgdw"),
     "msgdw_dampening": dict(optimizer="msgdw", dampening=0.3),
     "msgdw_nesterov": dict(optimizer="msgdw", nesterov=True),
     "muon": dict(optimizer="muon"),
     "muon_original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False),
+    "muon_2026": dict(
+        optimizer="muon", muon_coefficients="polar", muon_row_norm=True, cautious_decay=True
+    ),
     "adam_mini": dict(optimizer="adam_mini"),
+    "soap": dict(optimizer="soap", soap_frequency=2),
 }
 # a fork deletes some
 VARIANTS = {name: flags for name, flags in VARIANTS.items() if flags["optimizer"] in OPTIMIZERS}

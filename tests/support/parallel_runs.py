@@ -27,6 +27,7 @@ UNIFIED = dict(
     PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"
 )
 UNIFIED |= dict(mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False)
+ROWS = dict(optimizer="muon", muon_coefficients="polar", muon_row_norm=True)
 NESTEROV = dict(
     track_interval=3, embed_scale=True, optimizer="msgdw", learning_rate=0.1, nesterov=True
 )
@@ -57,7 +58,7 @@ CASES = {
     ),
     "muon, unified": (
         "text",
-        dict(UNIFIED, optimizer="muon", sample_interval=2, sample_start="AB"),
+        dict(UNIFIED, **ROWS, sample_interval=2, sample_start="AB"),
     ),
     "experts": (
         "experts",
@@ -84,6 +85,8 @@ FAST = [*CASES][:5]
 DEEP = [*CASES][5:]
 # On three, each process has an image whose neighbour is elsewhere.
 CASES["images, odd"] = "images", dict(AUGMENTED, batch_size=9)
+# Its bases depend on the rounding of gradients. So it is compared with itself alone.
+CASES["soap"] = "experts", dict(optimizer="soap", soap_frequency=2, n_expert=3)
 SIGMA = "blockwise, sigmaReparam"
 # A third of a whole number is rounded: a load that is even may move its bias on three processes. It
 # is not even here.
@@ -289,6 +292,8 @@ def on_two_more(rank, world, folder):
     fsdp = dict(parallel="fsdp")
     make_halves(rank, world, folder, "experts", "experts, ddp", **RANDOM)
     make_halves(rank, world, folder, "images", "images, fsdp", **RANDOM, **fsdp)
+    make_halves(rank, world, folder, "soap", "soap, ddp")
+    make_halves(rank, world, folder, "soap", "soap, shards", **SHARDED)
     make_compiled(rank, world, folder, "adam_mini, Admin", "fsdp", "eager", True, **fsdp)
     make_compiled(rank, world, folder, "experts", "experts", "aot_eager", "blocks")
     spoils = dict(spoils=[BAD] * rank, patches=[BY_BLOCKS])

@@ -189,6 +189,9 @@ def test_a_large_model(run):
     assert OPTIMIZERS.keys() <= rows.keys()
     state = dict(adamw="11.50", msgdw="5.75", adam_mini="5.75")
     state |= dict(muon=f"{(8 * total - 4 * 12 * d * d * layers) / 1e9:.2f}")
+    # of both sides two matrices: four of d × d in a block, and two of d × 4 d
+    squares = (4 * (1 + 1) + 2 * (1 + 16)) * d * d * layers
+    state |= dict(soap=f"{(8 * total + 8 * squares) / 1e9:.2f}")
     assert sizes == {name: ["5.75", "5.75", of_name] for name, of_name in state.items()}
     assert "note: lns acts less than it seems" in out and "block by block" in out
 

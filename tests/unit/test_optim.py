@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
+from support.depth import spread
 from support.optimizers import (
     ALL,
     DNT,
@@ -68,6 +69,24 @@ def test_adamw_is_torchs(layout):
     assert_steps(update, tiny(**LAYOUTS[layout]), beta1=0.8, beta2=0.9)
 
 
+@both_kernels
+def test_adamw_is_its_definition_with_cautious_decay_and_an_epsilon():
+    """Decay where m, the new average, has the sign of the weight, in float64."""
+
+    def update(role, w, decay, steps):
+        m = torch.zeros_like(w)
+        v = torch.zeros_like(w)
+        for t, (g, lr) in enumerate(steps):
+            m = 0.8 * m + 0.2 * g
+            v = 0.9 * v + 0.1 * g**2
+            u = m / (1 - 0.8 ** (t + 1)) / ((v / (1 - 0.9 ** (t + 1))).sqrt() + 1e-6)
+            w = w - lr * (u + decay * torch.where(u * w >= 0, w, 0.0))
+        return w
+
+    flags = dict(cautious_decay=True, adam_eps=1e-6, beta1=0.8, beta2=0.9)
+    assert_steps(update, tiny(**ALL), **flags)
+
+
 SGD = [dict(), dict(dampening=0.3), dict(nesterov=True), dict(momentum=0.5), dict(momentum=0.0)]
 
 
@@ -91,6 +110,8 @@ def test_adam_mini_is_its_definition(layout):
     outside the root."""
     model = tiny(**LAYOUTS[layout])
     moments = []
+    eps = 1e-8 if layout == "all" else 1e-7
+    flags = {} if layout == "all" else dict(adam_eps=eps)
 
     def update(role, w, decay, steps):
         blocks = blocks_of(role, len(w), head_dim=8)
@@ -102,11 +123,11 @@ def test_adam_mini_is_its_definition(layout):
             for i, rows in enumerate(blocks):
                 v[i] = 0.9 * v[i] + 0.1 * float((g[rows] ** 2).sum()) / g[rows].numel()
                 corrected = m[rows] / (1 - 0.8 ** (t + 1)), v[i] / (1 - 0.9 ** (t + 1))
-                w[rows] -= lr * corrected[0] / (math.sqrt(corrected[1]) + 1e-8)
+                w[rows] -= lr * corrected[0] / (math.sqrt(corrected[1]) + eps)
         moments.append(torch.tensor(v, dtype=torch.float64))
         return w
 
-    optimizer = assert_steps(update, model, optimizer="adam_mini", beta1=0.8, beta2=0.9)
+    optimizer = assert_steps(update, model, optimizer="adam_mini", beta1=0.8, beta2=0.9, **flags)
     if layout == "all":  # 2 heads of q, one of k
         heads = {
             n: len(v)
@@ -188,35 +209,43 @@ def test_a_gradient_of_zero_makes_no_nan(variant):
     assert all(t.isfinite().all() for t in (*model.parameters(), *state))
 
 
-def first_step(variant, decays: bool) -> tuple:
-    """(Its gradients, how it changes each parameter, ηλw of each), in float64."""
+def second_step(variant, decays: bool) -> tuple:
+    """(Its gradients, how it changes each parameter, what decay takes of each that decays), in
+    float64. The first one, with LR 0, had the same gradients: SOAP's first step moves nothing."""
     model = tiny()
-    (grads,) = gradients(tiny(), 1, small=())
+    grads = gradients(tiny(), 1, small=())
     optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
-    before = values(model)
+    for rate in (0.0, 0.01):
+        before = values(model)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+            group["weight_decay"] *= decays
+        for name, p in model.named_parameters():
+            p.grad = grads[0][name].to(p.dtype)
+        optimizer.step()
+    after = values(model)
     shares = {}
     for group in optimizer.param_groups:
-        group["lr"] = 0.01
-        group["weight_decay"] *= decays
-        shares |= {
-            name: 0.01 * group["weight_decay"] * before[name] for name in group["param_names"]
-        }
-    for name, p in model.named_parameters():
-        p.grad = grads[name].to(p.dtype)
-    optimizer.step()
-    return grads, {name: w - before[name] for name, w in values(model).items()}, shares
+        decay = 0.01 * group["weight_decay"]
+        for name in group["param_names"]:
+            shares[name] = decay * before[name]
+            if group["rule"] == "soap":  # it decays after the step
+                shares[name] = decay / (1 - decay) * after[name]
+    return grads[0], {name: w - before[name] for name, w in after.items()}, shares
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_goes_down_and_decay_shrinks_the_weights(variant):
     """Along the gradient the loss falls. With decay each weight loses ηλw more, whatever else the
-    step does."""
-    grads, changes, _ = first_step(variant, decays=False)
+    step does; with cautious decay, each that the step brings nearer to zero."""
+    grads, changes, _ = second_step(variant, decays=False)
     assert [name for name, g in grads.items() if not (g * changes[name]).sum() < 0] == []
-    _, decayed, shares = first_step(variant, decays=True)
+    _, decayed, shares = second_step(variant, decays=True)
     assert any(share.any() for share in shares.values())
     for name, share in shares.items():
         lost = changes[name] - decayed[name]
+        if VARIANTS[variant].get("cautious_decay"):
+            share = torch.where(changes[name] * share <= 0, share, 0.0)
         # of weights up to 5
         torch.testing.assert_close(lost, share, rtol=0.0, atol=roundings(20), msg=name)
 
@@ -297,17 +326,26 @@ def count_kernels(n_layer, changes) -> tuple:
     "variant", [name for name, changes in VARIANTS.items() if changes["optimizer"] in OURS]
 )
 def test_deeper_models_take_no_more_kernels(variant):
-    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; and
-    dampening, which copies each gradient."""
+    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; SOAP,
+    which takes matrix by matrix; dampening, which copies each gradient; and cautious decay, for
+    each matrix nine and AdamW's average."""
     (few, *small), (many, *large) = (
         count_kernels(n_layer, VARIANTS[variant]) for n_layer in (2, 5)
     )
     matrices, parameters = (b - a for a, b in zip(small, large, strict=True))
     assert (matrices, parameters) == (3 * 6, 3 * 17)
-    assert many - few == dict(adam_mini=2 * matrices, msgdw_dampening=parameters).get(variant, 0)
+    # SOAP's first step: of L and R each the product, its average, this in float64, eigenvectors,
+    # their order, and the basis; and the count of steps, which the host reads
+    more = dict(adam_mini=2 * matrices, msgdw_dampening=parameters, soap=14 * matrices)
+    more |= dict(adamw_cautious=10 * matrices, muon_2026=9 * matrices)
+    assert many - few == more.get(variant, 0)
 
 
-@pytest.mark.parametrize("variant", [name for name in ("muon", "adam_mini") if name in VARIANTS])
+COMPILED = ("adam_mini", "muon_2026", "muon", "adamw_cautious")
+COMPILED = [name for name in COMPILED if name in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", spread(COMPILED, COMPILED[:2]))
 def test_updates_are_compiled_once(variant, monkeypatch):
     """LRs change in every step, and nothing is compiled after the first; with compile=False nothing
     at all."""

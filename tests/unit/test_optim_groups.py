@@ -61,9 +61,9 @@ def table(text):
 @pytest.mark.parametrize("layout", [*LAYOUTS, "experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, blockwise):
-    """Muon has the matrices of the blocks, experts among them; routers go to AdamW, as all that
-    reads the stream but no branch. The biases on the choice of experts have a rule and a rate of
-    their own."""
+    """Muon and SOAP have the matrices of the blocks, experts among them; routers go to AdamW, as
+    all that reads the stream but no branch. The biases on the choice of experts have a rule and a
+    rate of their own."""
     model = tiny(**(LAYOUTS | dict(experts=MIXED))[layout])
     optimizer = make_optimizer(model, settings(optimizer=name, blockwise_lr=blockwise))
     names = {id(p): n for n, p in model.named_parameters()}
@@ -73,7 +73,8 @@ def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, bl
     assert all(
         model.roles()[n] == g["role"] for g in optimizer.param_groups for n in g["param_names"]
     )
-    rest = "adamw" if name == "muon" else name
+    rest = RULES[name].fallback_rule or name
+    assert rest == ("adamw" if name in ("muon", "soap") else name)
     for g in optimizer.param_groups:
         role = g["role"]
         assert g["rule"] == (
@@ -154,11 +155,11 @@ ROLE_DECAY = [
 @pytest.mark.parametrize("changes, moved", ROLE_DECAY, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_of_every_role(name, changes, moved, blockwise):
-    """By default only matrices decay, under every optimizer; directions never do. Muon's rest has
-    its own decay."""
+    """By default only matrices decay, under every optimizer; directions never do. The
+    rest of Muon and SOAP has its own decay."""
     want = {role: 0.1 if role in DECAYED else 0.0 for role in (*DECAYED, "gain_in", "gain_out")}
     want |= dict(scalar=0.0, bias=0.0, gain_dir=0.0, balance=0.0) | moved
-    rest = dict(adamw_weight_decay=0.02) if name == "muon" else {}
+    rest = dict(adamw_weight_decay=0.02) if name in ("muon", "soap") else {}
     seen = set()
     for flags in (DNT, ALL, dict(DNT, tie_weights=True), MIXED):
         roles = looked_at(*flags.items()).roles()
@@ -229,6 +230,8 @@ def test_state_bytes_by_hand_and_without_storage(name, layout):
             want += 4 * p.numel() + 4 * len(blocks_of(role, len(p), head_dim=8)) + 4
         else:  # two moments, a count of steps
             want += 8 * p.numel() + 4
+        if name == "soap" and role in ("qk", "vo", "ffn"):  # an average and a basis of each side
+            want += 8 * sum(n * n for n in p.shape)
     assert state_bytes(meta, config) == state_bytes(real, config) == want
 
 

@@ -164,6 +164,10 @@ for name, hidden, other in (("muon_dnt", 1e-4, 6e-4), ("muon_original", 0.02, 6e
         "App. F.1; Keller Jordan; embedding on AdamW: ours",
         muon,
     )
+soap = code(learning_rate=3e-3, weight_decay=0.01, betas=(0.95, 0.95), soap_frequency=10)
+rules = dict.fromkeys(("qk", "vo", "ffn"), "soap")
+soap |= ours(min_lr=3e-4, rules=rules | dict.fromkeys(("emb", "pos", "gain_in"), "adamw"))
+RUNS["gpt2_large optimizers/soap"] = ("the authors' code; embedding on AdamW: ours", soap)
 MATRICES = {"emb", "head", "qk", "vo", "ffn"}
 DECAYED = {"nanogpt": MATRICES, "blockwise": MATRICES | {"gain_in", "gain_out"}, "lns": set()}
 DECAYED |= {"iwd": MATRICES | {"gain_in"}, "dyt": MATRICES | {"gain_in", "gain_out", "scalar"}}

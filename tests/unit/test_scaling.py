@@ -96,6 +96,7 @@ def test_learning_rates(kind, gain_param):
     cases = [
         (dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]),
         (dict(optimizer="msgdw"), SGD[kind]),
+        (dict(optimizer="soap"), ADAM[kind]),
     ]
     outside, _, *others = ADAM[kind]
     cases += [

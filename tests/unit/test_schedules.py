@@ -10,19 +10,25 @@ from nanodnt.optim import fill_defaults, lr_at, make_optimizer, notes
 from nanodnt.settings import TrainConfig
 from support.optimizers import filled as settings
 
-NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
+NAMES = ["adamw", "adam_mini", "msgdw", "muon", "soap"]
 
 # ----------------------------------------------------------------------------------------- defaults
 
 MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
+MUON |= dict(muon_coefficients="jordan", muon_row_norm=False, cautious_decay=False, adam_eps=1e-8)
 ORIGINAL = dict(muon_adjust_lr="original")
+SOAP = dict(learning_rate=3e-3, weight_decay=0.01, soap_frequency=10)
+SOAP |= dict(adamw_learning_rate=3e-3, adamw_weight_decay=0.01, adam_eps=1e-8)
 
 
 DEFAULTS = [
     # the DNT paper's language models
-    (dict(optimizer="adamw"), dict(learning_rate=6e-4, weight_decay=0.1)),
-    (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1)),
+    (
+        dict(optimizer="adamw"),
+        dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
+    ),
+    (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8)),
     (
         dict(optimizer="msgdw"),
         dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False),
@@ -39,6 +45,8 @@ DEFAULTS = [
         dict(optimizer="muon", **ORIGINAL),
         MUON | ORIGINAL | dict(learning_rate=0.02, weight_decay=0.01),
     ),
+    # those of its authors' code, in which one LR and decay are for all parameters
+    (dict(optimizer="soap"), SOAP),
 ]
 
 
@@ -49,7 +57,8 @@ def test_defaults(given, filled):
     unused = {"momentum", "dampening", "nesterov", "muon_adjust_lr", "muon_steps"} | {
         "adamw_learning_rate"
     }
-    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters"}
+    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters", "muon_coefficients"}
+    unused |= {"muon_row_norm", "cautious_decay", "adam_eps", "soap_frequency"}
     assert all(getattr(config, name) is None for name in unused - filled.keys())
     assert config.min_lr == pytest.approx(config.learning_rate / 10)
     assert config.lr_decay_iters == config.max_iters == 200_000
@@ -75,7 +84,7 @@ def test_defaults_of_blockwise_lr():
             settings(optimizer=name, blockwise_lr=True, **ORIGINAL if name == "muon" else {}),
             model(),
         )
-        assert len(said) == (name in ("msgdw", "muon"))
+        assert len(said) == (name in ("msgdw", "muon", "soap"))
         if said:
             assert f"those for {name} are our choice" in said[0]
         assert notes(settings(optimizer=name), model()) == []
@@ -126,7 +135,14 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
 
 # flags that only some optimizers have: a value, and those that have it
 FLAGS = dict(
-    nesterov=(False, "msgdw or muon"), dampening=(0.0, "msgdw"), adamw_learning_rate=(1e-3, "muon")
+    nesterov=(False, "msgdw or muon"),
+    dampening=(0.0, "msgdw"),
+    soap_frequency=(10, "soap"),
+    adamw_learning_rate=(1e-3, "muon or soap"),
+)
+FLAGS |= dict(muon_coefficients=("jordan", "muon"), muon_row_norm=(False, "muon"))
+FLAGS |= dict(
+    cautious_decay=(False, "adamw or muon"), adam_eps=(1e-8, "adamw or adam_mini or muon or soap")
 )
 
 
@@ -155,6 +171,9 @@ REFUSED = [
     (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
     (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
     (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
+    (dict(optimizer="soap", soap_frequency=0), "soap_frequency=0 must be at least 1"),
+    (dict(MU, muon_coefficients="polar", muon_steps=6), "muon_coefficients=polar has 5: lower"),
+    (dict(adam_eps=0.0), "adam_eps=0.0 must be"),
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),

@@ -17,8 +17,8 @@ class Iteration(NamedTuple):
 
 ITERATIONS = {
     "jordan": Iteration(1.0, steps=((3.4445, -4.7750, 2.0315),) * 20),
-    # arXiv 2505.16932, Algorithm 1, for σ ≥ 1e-3 ‖x‖_F, with a safety factor of 1.02: the numbers
-    # of modded-nanogpt, nanochat and dion
+    # arXiv 2505.16932, Algorithm 1, for σ ≥ 1e-3 ‖x‖_F, with a safety factor of 1.02 and intervals
+    # of 1:50 at most: the numbers of modded-nanogpt, nanochat and dion
     "polar": Iteration(
         1.02,
         steps=(

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from layers.sharding import is_sharded, local_shard, shard_dim
-from nanodnt.optim.kernels import can_compile, update_averages, update_sgd
+from nanodnt.optim.kernels import (
+    can_compile,
+    decay_cautiously,
+    update_averages,
+    update_each,
+    update_sgd,
+)
 from nanodnt.optim.orthogonal.messages import (
     Alone,
     Batch,
@@ -133,6 +139,12 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
                 states = [matrix.state for matrix, _ in part]
                 normalize_rows(stack, batch, states, found_inf)
             steps = list(stack)
+        decay = group["weight_decay"]
+        if group["cautious"] and decay:
+            rates = dict(lr=group["lr"], weight_decay=decay)
+            lists = (params, steps)
+            update_each(decay_cautiously, lists, None, found_inf, compiled, **rates)
+            decay = 0.0
         update_sgd(
             params,
             steps,
@@ -140,9 +152,8 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
             None,
             found_inf,
             compiled,
-            group["cautious"],
             lr=group["lr"] * size,
-            weight_decay=group["weight_decay"] / size,
+            weight_decay=decay / size,
             momentum=0.0,
             nesterov=False,
         )
