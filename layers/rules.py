@@ -253,7 +253,7 @@ def check_dyt(config: Any) -> None:
         names.remove("dyt_bias")
     wrong = changed(config, *names)
     if config.norm != "dyt" and wrong:
-        refuse(f"{wrong}: needs norm=dyt, but norm={config.norm}")
+        refuse(f"{wrong}: needs norm=dyt, but norm={config.norm}: set that, or leave it out")
     zero = [name for name in ("dyt_alpha_attn", "dyt_alpha_other") if getattr(config, name) == 0]
     if zero:
         refuse(f"{assignments(config, zero)} would make the slot constant: choose another α₀")
@@ -345,7 +345,7 @@ def check_stream_scales(config: Any) -> None:
         config, "init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup"
     )
     if config.unit_rows and wrong:
-        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: leave it out")
+        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: keep the default")
 
 
 def check_branch_scale(config: Any) -> None:

@@ -22,3 +22,6 @@ qk_norm = False
 qk_norm_over = "head"
 v_norm = False
 skip_scale = 1.0
+gpas = False
+tied_skip = False
+unit_rows = False
