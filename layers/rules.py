@@ -345,7 +345,7 @@ def check_stream_scales(config: Any) -> None:
         config, "init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup"
     )
     if config.unit_rows and wrong:
-        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: keep the default")
+        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: keep defaults")
 
 
 def check_branch_scale(config: Any) -> None:
