@@ -19,8 +19,9 @@ divides the other one out. It rotates neighbouring channels, we those half a hea
 head's rows of padding have length 1, too [I].
 
 The paper reports 4, 10 and 20 times fewer steps at contexts of 1k, 4k and 8k, with steps 60 to 80%
-longer; by its code's README short runs gain less. The Pre-LN in that code normalised its stream
-until November 2024 (its issue 1), so comparisons with it do not count.
+longer; by its code's README short runs gain less. Logits lie within ±1 at first, and their scale
+moves by √d times the rate a step, so the loss falls slowly at first. The Pre-LN in that code
+normalised its stream until November 2024 (its issue 1), so comparisons with it do not count.
 
 Put no other layout after this one: gain, gain_out and branch_scale would stay.
 """
