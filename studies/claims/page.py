@@ -34,9 +34,9 @@ RATES = (
 )
 LOSSES = (
     "## Losses\n\n{picture}\n\n"
-    "Validation loss, nats per {unit}: a dot for each seed, and a bar at the mean unless one "
-    "diverged. The table has the mean\n"
-    "and the learning rate that the trials chose.\n"
+    "A dot for each seed, and a bar at the mean unless one diverged. The table has the mean and "
+    "the learning rate that the\n"
+    "trials chose.\n"
 )
 EACH = """## Each claim
 
@@ -219,11 +219,6 @@ def claim_section(row: Row, experiment: Experiment) -> list[str]:
     return [*lines, "</details>\n"]
 
 
-def loss_unit(experiment: Experiment) -> str:
-    """What the losses are per: "token", for example."""
-    return task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
-
-
 def find_curves(experiment: Experiment) -> dict[str, dict[str, dict[float, Losses]]]:
     """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are
     tuned on a grid of their own; arms with the same files at another rate add theirs."""
@@ -308,8 +303,8 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
     if losses:
-        shown = picture("Losses by arm", f"{experiment.name}/losses", formats)
-        lines.append(LOSSES.format(picture=shown, unit=loss_unit(experiment)))
+        shown = picture("Validation loss by arm", f"{experiment.name}/losses", formats)
+        lines.append(LOSSES.format(picture=shown))
         table = [["", *study.bases]]
         for name, arms in losses.items():
             table.append([name, *(arm.words for arm in arms.values())])
@@ -351,10 +346,11 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
     losses = find_losses(experiment)
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
+    unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
     for name, drawn, draw in (("losses", losses, draw_losses), ("rates", curves, draw_rates)):
         if drawn:
             figure = experiment.folder / f"{name}.png"
-            draw(drawn, figure, loss_unit(experiment), experiment.config.formats)
+            draw(drawn, figure, unit, experiment.config.formats)
             paths += [figure.with_suffix(f".{kind}") for kind in experiment.config.formats]
     text = render_page(experiment, verdicts, curves)
     write_file(paths[0], lambda f: f.write(text.encode()))
