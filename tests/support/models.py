@@ -94,7 +94,7 @@ SCHEMES = {
     "HybridNorm*": (dict(HYBRID, pre_norm_sublayers=2), dict(HYBRID_NET, first_pre=2)),
     "Keel": (
         dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
-        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, keel=True),
+        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, later_skip=0.0),
     ),
     "nGPT": (NGPT, NGPT_NET),
     "CompleteP": (
@@ -181,8 +181,8 @@ SCHEMES |= joined(
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
-LEAST_LAYERS = {"S5 + Mix-LN + LNS + rope": 2, "HG + Mix-LN + LNS learned": 2, "much at once": 2}
-LEAST_LAYERS |= {"Keel": 2, "S5 + first pre + skip + LNS": 2}
+LEAST_LAYERS = dict.fromkeys(("S5 + Mix-LN + LNS + rope", "HG + Mix-LN + LNS learned"), 2)
+LEAST_LAYERS |= dict.fromkeys(("much at once", "Keel", "S5 + first pre + skip + LNS"), 2)
 
 
 def network(name, n_layer, **changes):
@@ -198,8 +198,8 @@ def depth_of(name) -> int:
     """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor
     other than 1."""
     flags = ALL[name][0]
-    is_long = flags.get("post_norm_blocks", 0) > 1 or flags.get("pre_norm_sublayers", 0) > 2
-    return 3 if is_long else 2
+    n_first = max(2 * flags.get("post_norm_blocks", 0), flags.get("pre_norm_sublayers", 0))
+    return 3 if n_first > 2 else 2
 
 
 # ----------------------------------------------------------------------------------------- builders
