@@ -107,11 +107,9 @@ def test_several_files_and_half_precision(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
 def test_a_shorter_context(name, folders):
-    peer, model, idx = (
-        make_peer(name),
-        read_model(folders[name], block_size=8, dropout=0.25),
-        batch(8)[0],
-    )
+    peer = make_peer(name)
+    model = read_model(folders[name], block_size=8, dropout=0.25)
+    idx = batch(8)[0]
     assert (model.config.block_size, model.config.dropout) == (8, 0.25)
     assert read_model(folders[name], block_size=99).config.block_size == 32
     assert error(model(idx)[0], peer(idx).logits) < FORWARD
@@ -211,11 +209,9 @@ def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
 
-FILE, NORM, FEW = (
-    "model.safetensors",
-    "model.norm.weight",
-    dict(model_type="mixtral", num_local_experts=2),
-)
+FILE = "model.safetensors"
+NORM = "model.norm.weight"
+FEW = dict(model_type="mixtral", num_local_experts=2)
 BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "sliding window": (edit(sliding_window=16), "parts that this model lacks: sliding_window=16"),
     "layers with windows": (

@@ -28,10 +28,8 @@ NO_NET = dict(attn="", mlp="", final=False)
 QK_FULL = dict(qk_norm=True, qk_norm_over="full")
 HYBRID = dict(pre_norm="none", post_norm="attn", qk_norm=True, v_norm=True)
 HYBRID_NET = dict(attn="post", mlp="", qk_norm=True, v_norm=True)
-LAYERNORM, LAYERNORM_NET = (
-    dict(norm="layernorm", bias=True),
-    dict(kind="layer", norm_bias=True, linear_bias=True),
-)
+LAYERNORM = dict(norm="layernorm", bias=True)
+LAYERNORM_NET = dict(kind="layer", norm_bias=True, linear_bias=True)
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
 NGPT = dict(POST, input_norm=True, mid_norm="both", qk_norm=True, gain="none", gain_out="sphere")
 NGPT |= dict(branch_scale="layerscale", branch_scale_init=0.3, tied_skip=True, unit_rows=True)
