@@ -20,29 +20,14 @@ Settings = tuple[Setting, ...]
 
 def kept(paper: dict[str, object], **sources: str) -> Settings:
     """Settings {flag: value} in which the study follows the paper, with their sources by flag."""
-    settings = []
-    for name, value in paper.items():
-        settings.append(Setting(name, value, sources[name.split()[0]]))
-    return tuple(settings)
+    return tuple(Setting(name, paper[name], sources[name.split()[0]]) for name in paper)
 
 
-def size(
-    source: str,
-    n_layer: int,
-    n_embd: int,
-    batch_size: int,
-    block_size: int,
-    max_iters: int,
-    dataset: str,
-) -> Settings:
-    """The paper's sizes and dataset, which the study makes smaller."""
-    return (
-        Setting("n_layer", n_layer, source, SIZE),
-        Setting("n_embd", n_embd, source, SIZE),
-        Setting("batch_size", batch_size, source, SIZE),
-        Setting("block_size", block_size, source, SIZE),
-        Setting("max_iters", max_iters, source, SIZE),
-        Setting("dataset", dataset, source, SIZE),
+def size(source: str, *values: object) -> Settings:
+    """The paper's sizes and dataset, in the order of `names`, which the study makes smaller."""
+    names = ("n_layer", "n_embd", "batch_size", "block_size", "max_iters", "dataset")
+    return tuple(
+        Setting(name, value, source, SIZE) for name, value in zip(names, values, strict=True)
     )
 
 

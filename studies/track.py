@@ -5,8 +5,8 @@ for `python reproduce.py`.
     python data/fineweb/prepare.py --shards=27
     python reproduce.py --claims=studies/track.py --only=dnt-muon
 
-A line in LAYOUTS is an entry, and gives a claim for each optimizer. An entry that changes what the
-files of BASES set is refused.
+A line in LAYOUTS is an entry, here and in studies/track_mini.py, and gives a claim for each
+optimizer. An entry that changes what the optimizer's config files set is refused.
 """
 
 from configurator import configure
@@ -15,82 +15,82 @@ from nanodnt.settings import TrainConfig
 from studies.claims.study import Arm, Claim, Number, Setting, Study, Trials, settings_of
 from studies.sweep.runner import ROOT
 
-BASES = {
-    "AdamW": "config/track/base.py config/track/adamw.py",
-    "Muon": "config/track/base.py config/track/muon.py",
-}
-# Three rates, at half of the optimizer's steps
-TRIALS = {
-    "AdamW": Trials((1.8e-3, 3.6e-3, 7.2e-3), "--max_iters=2500 --warmup_iters=250"),
-    "Muon": Trials((0.0125, 0.025, 0.05), "--max_iters=1650 --warmup_iters=165"),
-}
 REFERENCE = "Pre-LN"
-# The two variants that an entry tries at each rate: these, or flags of its own.
-INITS = ("--residual_init=gpt2", "--residual_init=plain")
-# {entry: its config file or flags, and its two variants}
+# {entry: its config file or flags}
 LAYOUTS = {
-    REFERENCE: ("config/dnt/s1.py", INITS),
-    "DNT": ("config/dnt/s5.py", INITS),
-    "Peri-LN": ("config/layouts/peri_ln.py", INITS),
-    "Gemma 3": ("config/layouts/gemma3.py", INITS),
-    "Qwen3": ("config/layouts/qwen3.py", INITS),
-    "OLMo-2": ("config/layouts/olmo2.py", INITS),
-    "HybridNorm": ("config/layouts/hybrid_norm.py", INITS),
-    "HybridNorm*": ("config/layouts/hybrid_norm_star.py", INITS),
-    "Keel": ("config/layouts/keel.py", INITS),
-    "Derf": ("config/layouts/derf.py", INITS),
-    "GPAS": ("config/layouts/gpas.py", INITS),
+    REFERENCE: "config/dnt/s1.py",
+    "DNT": "config/dnt/s5.py",
+    "Peri-LN": "config/layouts/peri_ln.py",
+    "Gemma 3": "config/layouts/gemma3.py",
+    "Qwen3": "config/layouts/qwen3.py",
+    "OLMo-2": "config/layouts/olmo2.py",
+    "HybridNorm": "config/layouts/hybrid_norm.py",
+    "HybridNorm*": "config/layouts/hybrid_norm_star.py",
+    "Keel": "config/layouts/keel.py",
+    "Derf": "config/layouts/derf.py",
+    "GPAS": "config/layouts/gpas.py",
+    "nGPT": "config/layouts/ngpt.py",
 }
-SEEDS = 8
-SMALLEST = 0.004  # nats: the smallest difference that matters, three times Muon's spread over seeds
-TARGET = 3.28  # nats: the loss to be reached
-
-RULES = "docs/track.md"
 # Settings of the config files that an entry may change; it keeps all others.
-FREE = ("out_dir", "learning_rate", "eval_interval", "save_interval")
+FREE = ("out_dir", "learning_rate", "init_std", "eval_interval", "save_interval")
 
 
 def read_rules(files: str) -> tuple[Setting, ...]:
     """What these config files set, and an entry keeps."""
-    (model_config, config), given = configure(
-        GPTConfig, TrainConfig, argv=[str(ROOT / file) for file in files.split()]
-    )
-    settings = settings_of(model_config, config)
-    return tuple(Setting(name, settings[name], RULES) for name in given if name not in FREE)
+    paths = [str(ROOT / file) for file in files.split()]
+    configs, given = configure(GPTConfig, TrainConfig, argv=paths)
+    settings = settings_of(*configs)
+    kept = [name for name in given if name not in FREE]
+    return tuple(Setting(name, settings[name], "docs/track.md") for name in kept)
 
 
-def make_claim(layout: str, optimizer: str) -> Claim:
-    """The claim that an entry is better than Pre-LN under an optimizer."""
-    entry = f"{layout} under {optimizer}"
-    reference = f"{REFERENCE} under {optimizer}"
-    return Claim(
-        f"{layout}-{optimizer}".lower().replace(" ", "-").replace("*", "-star"),
-        f"{layout} has a lower loss than {REFERENCE} under {optimizer}",
-        Number(f"{layout} minus {REFERENCE}", f"{entry} - {reference}"),
-        smallest=SMALLEST,
-        sides=(
-            Number(f"{layout} minus {TARGET}", entry, target=TARGET),
-            Number(f"{REFERENCE} minus {TARGET}", reference, target=TARGET),
-        ),
-        protocol=read_rules(BASES[optimizer]),
-        seeds=SEEDS,
-    )
+def make_study(
+    title: str,
+    bases: dict[str, str],
+    smallest: float,
+    seeds: int,
+    tries: dict[str, tuple[str, ...]],
+    **about: object,
+) -> Study:
+    """The study with an arm for each layout and base, an optimizer, and a claim for each entry: its
+    loss is lower than Pre-LN's. tries: {layout: its variants}; about: further fields of `Study`."""
+    arms = {}
+    claims = []
+    for optimizer, files in bases.items():
+        rules = read_rules(files)
+        for layout, own in LAYOUTS.items():
+            name = f"{layout} under {optimizer}"
+            arms[name] = Arm(optimizer, own, floor=0, tries=tries.get(layout, ()))
+            if layout == REFERENCE:
+                continue
+            short = f"{layout}-{optimizer}".lower().replace(" ", "-").replace("*", "-star")
+            says = f"{layout} has a lower loss than {REFERENCE} under {optimizer}"
+            value = f"{name} - {REFERENCE} under {optimizer}"
+            number = Number(f"{layout} minus {REFERENCE}", value)
+            claim = Claim(short, says, number, smallest=smallest, protocol=rules, seeds=seeds)
+            claims.append(claim)
+    return Study(title, bases, arms, claims, **about)
 
 
-arms = {}
-claims = []
-for optimizer in BASES:
-    for layout, (files, variants) in LAYOUTS.items():
-        arms[f"{layout} under {optimizer}"] = Arm(optimizer, files, floor=0, tries=variants)
-        if layout != REFERENCE:
-            claims.append(make_claim(layout, optimizer))
+# Two variants of each entry: two initial weights, or flags of its own
+INITS = ("--residual_init=gpt2", "--residual_init=plain")
+TRIES = dict.fromkeys(LAYOUTS, INITS)
+TRIES["nGPT"] = ("--branch_scale_init=0.05", "--branch_scale_init=0.1")
 
-study = Study(
+study = make_study(
     "The layout track: 162M parameters; 1.7e9 tokens of FineWeb a run (AdamW: 2.6e9); GPUs",
-    bases=BASES,
-    arms=arms,
-    claims=claims,
-    trials=TRIALS,
+    bases={
+        "AdamW": "config/track/base.py config/track/adamw.py",
+        "Muon": "config/track/base.py config/track/muon.py",
+    },
+    smallest=0.004,  # nats: three times Muon's spread over seeds
+    seeds=8,
+    tries=TRIES,
+    trials={  # at half of the optimizer's steps
+        "AdamW": Trials((1.8e-3, 3.6e-3, 7.2e-3), "--max_iters=2500 --warmup_iters=250"),
+        "Muon": Trials((0.0125, 0.025, 0.05), "--max_iters=1650 --warmup_iters=165"),
+    },
+    target=3.28,
     digits=4,
     note="Expected, before the first run of an entry: nothing yet.",
 )

@@ -2,8 +2,8 @@
 Muon, 3250 steps to 3.28). Put it after a config of any size, with an untied head.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/dnt/s3.py \
-        config/optimizers/track_3.py --tie_weights=False --batch_size=512 --max_iters=3250 \
-        --schedule=wsd --wsd_decay_iters=2275 --out_dir=out/gpt2_small_track_3
+        config/optimizers/track_3.py --tie_weights=False --batch_size=512 --micro_batch_size=32 \
+        --out_dir=out/gpt2_small_track_3 --max_iters=3250 --schedule=wsd --wsd_decay_iters=2275
     python train.py config/quickstart.py config/optimizers/track_3.py --tie_weights=False \
         --out_dir=out/quick_track_3
 
@@ -13,7 +13,7 @@ AdamW. No clipping, no warm-up; the rates are flat, then linear to 0 over the la
 three flags of the first command.
 
 Their loss is a sum over the 524,288 tokens of a step, ours the mean. Only ε sees that: their 1e-10
-beside gradients that are so many times larger is 2e-16 here.
+beside gradients that are so many times larger is 1.9e-16 here.
 
 What their setting has and no flag says, so that 3.28 there and here are different runs: logits 15x
 / √(x² + 225), attention scaled by 0.12, RoPE on half of the channels, an embedding that starts as
@@ -40,7 +40,7 @@ lr_ratio_ffn = 1.0
 lr_ratio_norm = 1.0
 beta1 = 0.8
 beta2 = 0.95
-adam_eps = 2e-16  # 1e-10 / 524,288
+adam_eps = 1e-10 / 524_288  # theirs, of the mean loss
 grad_clip = 0.0
 warmup_iters = 0
 min_lr = 0.0

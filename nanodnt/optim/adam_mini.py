@@ -4,9 +4,9 @@ parameter.
     w ← w (1 − ηλ);   m ← β₁ m + (1 − β₁) g;   v ← β₂ v + (1 − β₂) mean(g² over the block)
     w ← w − η m̂ / (√v̂ + ε)
 
-m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. Blocks: the rows of one head for q and k;
-each row (an output neuron, a token) for other matrices (our choice for positions, routers, experts
-and patches); the tensor for all other parameters. State: 4 bytes a parameter and 4 a block.
+m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε is adam_eps. Blocks: the rows of one head for q and
+k; each row (an output neuron, a token) for other matrices (our choice for positions, routers,
+experts and patches); the tensor for all other parameters. State: 4 bytes a parameter and 4 a block.
 Defaults: AdamW's, as its authors recommend.
 """
 

@@ -2,7 +2,7 @@
 
     w ← w (1 − ηλ);  m ← β₁ m + (1 − β₁) g;  v ← β₂ v + (1 − β₂) g²;  w ← w − η m̂ / (√v̂ + ε)
 
-m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. State: 8 bytes a parameter.
+m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε is adam_eps. State: 8 bytes a parameter.
 Defaults: L-DNT at every size, and GPT-2 Small, in the DNT paper (arXiv 2507.17501, Table 5).
 """
 

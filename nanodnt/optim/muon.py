@@ -9,6 +9,8 @@ so AdamW's LR and decay can be used. Every matrix is orthogonalised by itself: q
 parameter of three dimensions is a stack of matrices: experts. State: 4 bytes a parameter. The bits
 are the same for any number of ranks; under FSDP2 on a CPU, if rows have a multiple of 16 entries.
 
+muon_coefficients=polar is Polar Express (arXiv 2505.16932), muon_row_norm NorMuon (2510.05491).
+
 Defaults: AdamW's LR and decay with `match_rms_adamw`, our choice; with `original` those of Keller
 Jordan's examples. Embedding and head, though 2D, are on AdamW: our choice.
 """

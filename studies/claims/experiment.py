@@ -28,7 +28,7 @@ from nanodnt.run.directory import read_end
 from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.run.metrics import read_formats
 from nanodnt.tables import count
-from nanodnt.tasks import fill_from_dataset, task_of
+from nanodnt.tasks import resolve
 from studies.claims import quantities
 from studies.claims.judge import (
     FEWEST,
@@ -312,11 +312,10 @@ class Experiment:
         for more in arm.tries:
             with suppress(MissingRun):  # so that a dry run sees the others' runs too
                 tuned[more] = self.find_rate(name, f"{arm.files} {more}".strip())
+                lr = tuned[more].lr
+                variants[more] = (lr, mean_loss(tuned[more].tried[lr]))
         if len(tuned) < len(arm.tries):
             raise MissingRun
-        for more in arm.tries:
-            lr = tuned[more].lr
-            variants[more] = (lr, mean_loss(tuned[more].tried[lr]))
         best = min(variants, key=lambda more: variants[more][1])
         return tuned[best]._replace(variants=variants)
 
@@ -345,11 +344,10 @@ class Experiment:
 
     def try_rates(self, name: str, files: str, trials: Trials) -> Tuned:
         """The rate of an arm with the lowest loss, of those that all arms try."""
-        seed = TUNING_SEEDS[0]
-        runs = [self.run_of(name, lr, seed, f"{files} {trials.flags}") for lr in trials.rates]
-        tried = {}
-        for lr, loss in zip(trials.rates, self.measure("loss", runs), strict=True):
-            tried[lr] = [loss]
+        words = f"{files} {trials.flags}"
+        runs = [self.run_of(name, lr, TUNING_SEEDS[0], words) for lr in trials.rates]
+        losses = self.measure("loss", runs)
+        tried = {lr: [loss] for lr, loss in zip(trials.rates, losses, strict=True)}
         best = min(tried, key=lambda lr: mean_loss(tried[lr]))
         return Tuned(best, files, tried)
 
@@ -421,7 +419,7 @@ class Experiment:
         MissingRun if a run is not recorded."""
         parts = split_value(number.value)
         seeds = seeds or self.common_seeds(number)
-        totals = [0.0 - number.target] * len(seeds)
+        totals = [0.0] * len(seeds)
         for sign, name in parts:
             decides = len(parts) == 2 or self.study.arms[name].times != 1
             diverged = math.inf if decides and number.measure == "loss" else math.nan
@@ -443,8 +441,8 @@ class Experiment:
         for claim in self.chosen:
             self.protocol(claim)
             self.check_arms(claim)
-        for dataset in datasets:
-            if not self.config.dry_run:
+        if not self.config.dry_run:
+            for dataset in datasets:
                 load_meta(dataset)
 
     def read_arm(self, name: str) -> Configs:
@@ -480,8 +478,7 @@ class Experiment:
             given = self.study.arms[arm.of] if arm.of else arm
             lr = given.lr and given.lr * arm.times
             tuned = self.study.tuned and lr is None
-            tries = arm.tries if self.study.trials else ()
-            for more in tries or ("",):
+            for more in arm.tries or ("",):
                 model_config, config = self.configs_of(name, lr, f"{arm.files} {more}")
                 if tuned and arm.floor and "min_lr" not in arm.files:
                     config.min_lr = config.learning_rate * arm.floor
@@ -544,16 +541,12 @@ class Experiment:
         tokens = 0
         flops = 0
         for run in runs:
-            model, config = resolve_configs(run.args)
-            task = task_of(model)
-            meta = task.placeholder_meta(model).meta
-            with suppress(ValueError):  # a dataset that is not prepared
-                meta = load_meta(config.dataset, verify=False)
-            fill_from_dataset(model, meta, config.dataset)
+            model_config, config = resolve_configs(run.args)
+            _, model = resolve(model_config, config)
+            n = config.max_iters * config.batch_size * model_config.block_size
             steps += config.max_iters
-            tokens += config.max_iters * config.batch_size * model.block_size
-            flops_per_token = task.network().empty(model).flops_per_token()
-            flops += config.max_iters * config.batch_size * model.block_size * flops_per_token
+            tokens += n
+            flops += n * model.flops_per_token()
         lines = [f"{len(runs)} runs are known now: {steps:,} steps, {tokens:,} tokens"]
         if later:
             lines.append(f"{len(later)} of them at the rates that the others choose")
@@ -568,15 +561,13 @@ class Experiment:
     def find_later(self, claims: list[Claim]) -> list[TrainingRun]:
         """The reported runs of the arms, not tuned yet, of claims that name their seeds; at their
         config files' rates, in place of those that are to be chosen."""
-        runs = {}
-        for claim in claims:
-            for name in arms_in([claim.number]):
-                try:
-                    self.tune(name)
-                except MissingRun:
-                    for seed in first_seeds(claim.seeds):
-                        runs[name, seed] = self.run_of(name, None, seed)
-        return list(runs.values())
+        runs = []
+        for name in arms_in(claim.number for claim in claims):
+            try:
+                self.tune(name)
+            except MissingRun:
+                runs += [self.run_of(name, None, seed) for seed in self.seeds_of(name, claims)]
+        return runs
 
     def measure(self, measure: str, runs: list[TrainingRun]) -> Losses:
         """A measure of some runs, None for a run that diverged. It is recorded, or the run is

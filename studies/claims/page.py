@@ -3,26 +3,19 @@ words, then each claim in full."""
 
 import math
 import os
-import statistics
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanodnt.files import make_folder, write_file
 from nanodnt.run.metrics import PALETTE, save_figure
 from nanodnt.tasks import task_of
 from studies.analysis.figure import STYLE, picture, plt
-from studies.claims.experiment import (
-    TUNING_SEEDS,
-    Experiment,
-    Losses,
-    MissingRun,
-    mean_loss,
-)
-from studies.claims.judge import CLASSES, FEWEST, Variance, count_seeds_to_decide, interval
-from studies.claims.study import Claim, arms_in, is_same
+from studies.claims.experiment import TUNING_SEEDS, Experiment, MissingRun, Tuned, mean_loss
+from studies.claims.judge import CLASSES, FEWEST, Losses, Variance, count_seeds_to_decide, interval
+from studies.claims.study import Claim, Study, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
 
@@ -41,15 +34,20 @@ RATES = (
 )
 LOSSES = (
     "## Losses\n\n{picture}\n\n"
-    "Validation loss, nats per {unit}: a dot for each seed, a bar at the mean. The table has the "
-    "mean and the learning rate\n"
-    "that the trials chose.\n"
+    "A dot for each seed, and a bar at the mean unless one diverged. The table has the mean and "
+    "the learning rate that the\n"
+    "trials chose.\n"
 )
 EACH = """## Each claim
 
 The first number of a claim decides. An arm's files and flags follow its base: {bases}.
 """
 Row = dict[str, Any]  # a claim and its verdict, of Experiment.judge
+
+
+class ArmLosses(NamedTuple):
+    losses: Losses = [None]  # of the reported seeds; one None if there are none
+    words: str = "–"  # of `describe_losses`
 
 
 def format_number(x: float | None, digits: int = 3) -> str:
@@ -76,12 +74,20 @@ def format_loss(loss: float | None, digits: int = 3) -> str:
     return "diverged" if loss in (None, math.inf) else f"{loss:.{digits}f}"
 
 
-def format_margin(values: list[float], digits: int) -> str:
-    """(target − mean)·√n, from the values of a number with a target; "" where one diverged."""
-    if not all(map(math.isfinite, values)):
-        return ""
-    margin = -statistics.mean(values) * math.sqrt(len(values))
-    return f"; (target − mean)·√n = {format_number(margin, digits)}"
+def describe_losses(losses: Losses, tuned: Tuned, study: Study) -> str:
+    """The mean over seeds, the learning rate, whether it is an end of those tried, and (target −
+    mean)·√n if the study has a target."""
+    mean = mean_loss(losses)
+    text = f"{format_loss(mean, study.digits)} at {tuned.lr:g}"
+    rates = sorted(tuned.tried)
+    if tuned.lr in rates[:1]:
+        text += ", the lowest tried"
+    if tuned.lr in rates[-1:]:
+        text += ", the highest tried"
+    if study.target and None not in losses:
+        margin = (study.target - mean) * math.sqrt(len(losses))
+        text += f"; (target − mean)·√n = {format_number(margin, study.digits)}"
+    return text
 
 
 def format_setting(value: object) -> str:
@@ -98,8 +104,7 @@ def format_rate(name: str, experiment: Experiment) -> str:
     digits = experiment.study.digits
     tried = []
     for lr, losses in tuned.tried.items():
-        words = [format_loss(loss, digits) for loss in losses]
-        tried.append(f"{lr:g}: {' / '.join(words)}")
+        tried.append(f"{lr:g}: {' / '.join(format_loss(loss, digits) for loss in losses)}")
     text = ", ".join(tried)
     for files, (lr, loss) in tuned.variants.items():
         text += f"; `{files or 'as it is'}`: {format_loss(loss, digits)} at {lr:g}"
@@ -149,8 +154,6 @@ def number_table(row: Row, digits: int) -> list[str]:
         measure = "" if number.measure == "loss" else f", {number.measure}"
         pooled = row["pooled"] if number == row["claim"].number else None
         ours = format_values(by_seed, pooled, digits)
-        if number.target:
-            ours += format_margin(by_seed, digits)
         rows.append([number.says + measure, format_number(number.published, digits), ours])
     return markdown_table(rows)
 
@@ -174,8 +177,10 @@ def arm_table(names: list[str], experiment: Experiment) -> list[str]:
 
 
 def protocol_table(claim: Claim, experiment: Experiment) -> list[str]:
-    """The lines of the table of the paper's settings beside ours."""
-    if not claim.protocol:
+    """The lines of the table of the paper's settings beside ours. A claim of your own has none if
+    it keeps all that its protocol fixes."""
+    shown = claim.paper or any(setting.why for setting in claim.protocol)
+    if not claim.protocol or not shown:
         return []
     rows = [["setting", "paper's", "source", "here", "why"]]
     for name, paper, source, ours, why in experiment.protocol(claim):
@@ -214,24 +219,17 @@ def claim_section(row: Row, experiment: Experiment) -> list[str]:
     return [*lines, "</details>\n"]
 
 
-def loss_unit(experiment: Experiment) -> str:
-    """What the losses are per: "token", for example."""
-    return task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
-
-
 def find_curves(experiment: Experiment) -> dict[str, dict[str, dict[float, Losses]]]:
     """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are
     tuned on a grid of their own; arms with the same files at another rate add theirs."""
     curves = {}
-    if experiment.study.trials:
-        return curves
     arms = experiment.study.arms
     for name, arm in arms.items():
         try:
             tried = dict(experiment.tune(name).tried)
         except MissingRun:
             continue
-        if not tried:
+        if not tried or experiment.study.trials:
             continue
         for other_name, other in arms.items():
             if other.of and other[:2] == arm[:2]:
@@ -255,60 +253,39 @@ def draw_rates(curves: dict[str, dict], path: Path, unit: str, formats: Sequence
         save_figure(figure, path, formats)
 
 
-def find_losses(experiment: Experiment) -> dict[str, dict[str, Losses]]:
-    """{base: {arm: losses of the reported seeds}} of the recorded arms of a study with equal
-    trials."""
-    losses = {}
-    if not experiment.study.trials:
-        return losses
-    for name, arm in experiment.study.arms.items():
+def find_losses(experiment: Experiment) -> dict[str, dict[str, ArmLosses]]:
+    """{arm, "DNT" for "DNT under AdamW": {base: its losses}} of the recorded arms of a study with
+    equal trials."""
+    study = experiment.study
+    found = {}
+    for name, arm in study.arms.items():
         with suppress(MissingRun):
             runs = experiment.reported(name, experiment.seeds_of(name))
-            if runs:
-                losses.setdefault(arm.base, {})[name] = experiment.measure("loss", runs)
-    return losses
-
-
-def short_name(arm: str, base: str) -> str:
-    """An arm's name without its base: "DNT" of "DNT under AdamW"."""
-    return arm.removesuffix(f" under {base}")
-
-
-def loss_table(losses: dict[str, dict[str, Losses]], experiment: Experiment) -> list[str]:
-    """The lines of the table of mean losses and tuned rates: a row for each arm, by its short name,
-    and a column for each base."""
-    by_name = {}
-    for base, arms in losses.items():
-        for arm, by_seed in arms.items():
-            loss = format_loss(mean_loss(by_seed), experiment.study.digits)
-            cell = f"{loss} at {experiment.tune(arm).lr:g}"
-            by_name.setdefault(short_name(arm, base), {})[base] = cell
-    rows = [["", *losses]]
-    for name, cells in by_name.items():
-        rows.append([name, *(cells.get(base, "–") for base in losses)])
-    return markdown_table(rows)
+            if runs and study.trials:
+                losses = experiment.measure("loss", runs)
+                words = describe_losses(losses, experiment.tune(name), study)
+                label = name.removesuffix(f" under {arm.base}")
+                row = found.setdefault(label, dict.fromkeys(study.bases, ArmLosses()))
+                row[arm.base] = ArmLosses(losses, words)
+    return found
 
 
 def draw_losses(
-    losses: dict[str, dict[str, Losses]], path: Path, unit: str, formats: Sequence[str]
+    found: dict[str, dict[str, ArmLosses]], path: Path, unit: str, formats: Sequence[str]
 ) -> None:
     """Draw the losses of `find_losses`, per `unit`: a panel for each base, a row for each arm, a
     dot for each seed, a bar at the mean. A run that diverged has no dot."""
+    bases = list(next(iter(found.values())))
     with plt.rc_context(STYLE):
-        height = 1.2 + 0.24 * max(map(len, losses.values()))
-        figure, axes = plt.subplots(
-            1, len(losses), figsize=(3.6 * len(losses), height), squeeze=False
-        )
-        for axis, (base, arms) in zip(axes.flat, losses.items(), strict=True):
-            for row, by_seed in enumerate(arms.values()):
-                ended = [loss for loss in by_seed if loss is not None]
-                axis.plot(ended, [row] * len(ended), "o", color=PALETTE[0], alpha=0.6)
-                if ended:
-                    mean = statistics.mean(ended)
-                    axis.plot(mean, row, "|", color="black", markersize=11)
-            axis.set_yticks(range(len(arms)), [short_name(name, base) for name in arms])
-            axis.invert_yaxis()
+        figure, axes = new_figure(len(bases), 3.6, 1.2 + 0.24 * len(found))
+        for axis, base in zip(axes, bases, strict=True):
+            for row, arms in enumerate(found.values()):
+                losses = arms[base].losses
+                axis.plot(losses, [row] * len(losses), "o", color=PALETTE[0], alpha=0.6)
+                axis.plot(mean_loss(losses), row, "|", color="black", markersize=11)
             axis.set(title=base, xlabel=f"validation loss (nats per {unit})")
+        axes[0].set_yticks(range(len(found)), list(found))
+        axes[0].invert_yaxis()  # all panels share it
         save_figure(figure, path, formats)
 
 
@@ -324,14 +301,17 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     about = describe_runs(experiment)
     note = textwrap.fill(study.note, 120)
     docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
-    lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip()]
+    lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
     if losses:
-        shown = picture("Losses by arm", f"{experiment.name}/losses", formats)
-        lines += ["", LOSSES.format(picture=shown, unit=loss_unit(experiment))]
-        lines += loss_table(losses, experiment)
+        shown = picture("Validation loss by arm", f"{experiment.name}/losses", formats)
+        lines.append(LOSSES.format(picture=shown))
+        table = [["", *study.bases]]
+        for name, arms in losses.items():
+            table.append([name, *(arm.words for arm in arms.values())])
+        lines += markdown_table(table)
     judged = [row for row in rows if row["class"] != "cannot judge"]
     if judged:
-        lines += ["", "## What is decided\n", *markdown_table(verdict_rows(judged, study.digits))]
+        lines += ["## What is decided\n", *markdown_table(verdict_rows(judged, study.digits))]
     missing = [claim.id for claim in study.claims if claim.id not in verdicts]
     if missing:
         lines.append(f"Not run yet: {', '.join(missing)}.\n")
@@ -366,10 +346,11 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
     losses = find_losses(experiment)
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
+    unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
     for name, drawn, draw in (("losses", losses, draw_losses), ("rates", curves, draw_rates)):
         if drawn:
             figure = experiment.folder / f"{name}.png"
-            draw(drawn, figure, loss_unit(experiment), experiment.config.formats)
+            draw(drawn, figure, unit, experiment.config.formats)
             paths += [figure.with_suffix(f".{kind}") for kind in experiment.config.formats]
     text = render_page(experiment, verdicts, curves)
     write_file(paths[0], lambda f: f.write(text.encode()))

@@ -52,7 +52,6 @@ class Number(NamedTuple):
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
     measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
-    target: float = 0.0  # subtracted from the sum: a loss to be reached
 
 
 class Setting(NamedTuple):
@@ -115,6 +114,8 @@ class Study(NamedTuple):
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
     trials: dict[str, Trials] = {}  # {base: the trials of its arms}, as many for each arm; {}: a
     #   grid of rates for each arm, which grows
+    target: float = 0.0  # of a study with trials: a loss to be reached, (target − mean)·√n on the
+    #   page
     digits: int = 3  # decimals of losses on the page
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
@@ -209,10 +210,12 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
         elif study.trials and arm.lr is None:
             rates = study.trials.get(arm.base, Trials(())).rates
             n_trials[name] = len(rates) * len(arm.tries or ("",))
-    numbers = set(n_trials.values())
+    numbers = {n: name for name, n in n_trials.items()}
     if len(numbers) > 1 or 0 in numbers:
         problem = "arms must have as many trials each, at least one: rates of the base times tries"
-        yield min(n_trials, key=n_trials.get), f"{problem} are {n_trials}"
+        yield numbers[min(numbers)], f"{problem} are {numbers}"
+    if (study.trials and not study.tuned) or (study.target and not study.trials):
+        yield "trials", "trials needs tuned=True, and target needs trials"
     signs = ("below", "above", "equal", "not above")
     for claim in study.claims:
         where = f"claim {claim.id}"

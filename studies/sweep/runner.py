@@ -185,9 +185,8 @@ def read_inputs(path: Path) -> dict[str, Any]:
     record = read_record(path)
     entries = record["git_changed_files"] or []
     meta = load_meta(record["train"]["dataset"], verify=False)
-    data = {"source": meta["source"]}
-    for split, entry in meta["splits"].items():
-        data[split] = entry["sha256"]
+    checksums = {split: entry["sha256"] for split, entry in meta["splits"].items()}
+    data = {"source": meta.get("source"), **checksums}
     return dict(changed=[entry[3:] for entry in entries if entry.endswith(".py")], data=data)
 
 

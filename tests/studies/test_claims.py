@@ -121,39 +121,44 @@ def resolved(run) -> tuple:
 
 
 @pytest.mark.house
-def test_all_entries_of_the_track_have_one_recipe(tmp_path, capsys):
-    """That of docs/track.md, whose numbers are written here once more: all flags of training, and
-    those of the network's size and parts."""
+@pytest.mark.parametrize("name", ["track", "track_mini"])
+def test_an_entry_of_a_track_keeps_its_recipe(name, tmp_path):
+    made = load(name, tmp_path)
+    for claim in made.study.claims:
+        made.protocol(claim)  # which refuses an arm, or a variant, with another setting
+        made.check_arms(claim)
+    for name, arm in made.study.arms.items():
+        for variant in arm.tries or ("",):  # it builds
+            resolved(made.run_of(name, None, 1, f"{arm.files} {variant}"))
+
+
+@pytest.mark.house
+def test_the_recipe_of_the_track(tmp_path):
+    """That of docs/track.md, whose numbers are written here once more."""
     made = load("track", tmp_path)
-    shared = "n_layer n_head n_embd n_kv_head head_size n_ff block_size pos mlp tie_weights bias"
     for optimizer, rates, steps in (
         ("AdamW", (1.8e-3, 3.6e-3, 7.2e-3), 5000),
         ("Muon", (0.0125, 0.025, 0.05), 3300),
     ):
-        assert made.study.trials[optimizer].rates == rates
-        recipes = []
-        for name, arm in made.study.arms.items():
-            if arm.base == optimizer:
-                model, train = resolved(made.run_of(name, None, 1))
-                for variant in arm.tries:  # it builds
-                    resolved(made.run_of(name, None, 1, f"{arm.files} {variant}"))
-                recipes.append({key: getattr(model, key) for key in shared.split()} | asdict(train))
-                flags = made.study.trials[optimizer].flags
-                _, half = resolved(made.run_of(name, rates[2], 0, flags))
-                assert 2 * half.max_iters == steps and half.max_iters == 10 * half.warmup_iters
-        assert recipes[1:] == recipes[:-1] and len(recipes) >= 5
+        trials = made.study.trials[optimizer]
+        name = f"Pre-LN under {optimizer}"
+        model, train = resolved(made.run_of(name, None, 1))
         wanted = dict(max_iters=steps, min_lr=0, learning_rate=rates[1], schedule="linear")
         wanted |= dict(dataset="fineweb", batch_size=512, block_size=1024, tie_weights=False)
         wanted |= dict(eval_rows="first", eval_tokens=10_485_760, warmup_iters=steps / 10)
-        assert {key: recipes[0][key] for key in wanted} == wanted
-    for claim in made.study.claims:
-        assert len(made.protocol(claim)) > 30  # all kept, since no reason is given
-        made.check_arms(claim)
+        found = asdict(model) | asdict(train)
+        assert {key: found[key] for key in wanted} == wanted
+        _, half = resolved(made.run_of(name, rates[2], 0, trials.flags))
+        assert 2 * half.max_iters == steps and half.max_iters == 10 * half.warmup_iters
+        assert trials.rates == rates
     other = tmp_path / "other.py"
     source = (ROOT / "studies" / "track.py").read_text()
     refused = "claim dnt-adamw: grad_clip is 0.0, and 1.0 in the protocol"
-    for line in ('s5.py --grad_clip=0", INITS', 's5.py", ("", "--grad_clip=0")'):
-        other.write_text(source.replace('s5.py", INITS', line))
+    for old, new in (
+        ('s5.py"', 's5.py --grad_clip=0"'),
+        ('TRIES["nGPT"] = ("', 'TRIES["DNT"] = ("", "--grad_clip=0")\nTRIES["nGPT"] = ("'),
+    ):
+        other.write_text(source.replace(old, new))
         with pytest.raises(ValueError, match=refused):
             make_experiment(tmp_path, other, dry_run=True).check()
 

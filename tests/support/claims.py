@@ -41,7 +41,7 @@ study = Study(
     }},
     claims=[
         Claim("learns", "fast is better", Number("fast minus slow", "fast - slow", -0.5),
-              paper="A", note="A note.", sides=(Number("slow | alone", "slow", target=1.5),),
+              paper="A", note="A note.", sides=(Number("slow | alone", "slow"),),
               plain=dict(reproduced="A high rate learns")),
         Claim("tunes", "tuned is the same", Number("tuned minus fast", "tuned - fast", 0.0),
               "equal", 0.25, paper="B"),

@@ -36,7 +36,7 @@ from nanodnt.run.parallel import averaging, data_parallel
 from nanodnt.tasks import task_of
 from support.depth import spread
 from support.operators import compiled_and_kept, fresh_compiler
-from support.optimizers import filled
+from support.optimizers import VARIANTS, filled
 
 SIZE = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
@@ -74,7 +74,7 @@ LAYOUTS = {
         | dict(
             n_expert=4, n_expert_shared=1, n_ff=100, bias=True, router="sigmoid", balance="bias"
         ),
-        dict(optimizer="muon"),
+        VARIANTS["muon_2026"],
     ),
     "experts, checkpointing": (dict(n_expert=4), dict(activation_checkpointing=True, z_coef=1e-3)),
     "V-DNT, stochastic depth": (

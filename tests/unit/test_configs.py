@@ -104,6 +104,11 @@ IMAGES += [
 ]
 # true of the base model of this file
 NOTES = {"decay/dyt": ["decay_scalars has no effect: the model has no learned scalars or biases"]}
+NOTES["optimizers/track_3"] = [  # its rates are for an untied head
+    "blockwise_lr: the paper has ratios for adamw and adam_mini; those for muon are our choice",
+    *NOTES["decay/dyt"],
+    "lr_ratio_head has no effect: the model has no head of its own",
+]
 
 
 @pytest.mark.parametrize(

@@ -13,26 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanodnt.optim import make_optimizer
 from nanodnt.optim.orthogonal.messages import assign_owners
-from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, split_into_stacks
+from nanodnt.optim.orthogonal.newton_schulz import ITERATIONS, newton_schulz, split_into_stacks
 from support.depth import spread
 from support.optimizers import compile_updates, drive, gradients, settings, tiny, values, with_torch
 from support.tolerances import roundings
 
 NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
-# {coefficients: (norm at the start, (a, b, c) of each step)}; those of Polar Express are for 1.02
-SERIES = {
-    "jordan": (1.0, [NS] * 5),
-    "polar": (
-        1 / 1.02,
-        [
-            (8.156554524902461, -22.48329292557795, 15.878769915207462),
-            (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-            (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-            (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-            (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-        ],
-    ),
-}
+# {coefficients: (norm at the start, (a, b, c) of each step)}. Those of Polar Express are derived
+# below.
+SERIES = {"jordan": (1.0, [NS] * 5), "polar": (1 / 1.02, ITERATIONS["polar"].steps)}
 # singular values of at least so much of the norm, and where five steps take them
 BANDS = {"jordan": (0.002, 0.68, 1.21), "polar": (0.001, 0.84, 1.15)}
 BLOCK_ROLES = ("qk", "vo", "ffn")

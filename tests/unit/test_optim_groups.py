@@ -215,17 +215,18 @@ def test_input_gains_move_the_named_gains_alone(flags, choice):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, "muon_2026"])
 def test_state_bytes_by_hand_and_without_storage(name, layout):
-    config = settings(optimizer=name)
+    config = settings(**VARIANTS[name])
     real = tiny(**LAYOUTS[layout])
     with torch.device("meta"):
         meta = GPT(real.config)
     sizes = {n: (role, real.get_parameter(n)) for n, role in real.roles().items()}
     want = 0
     for role, p in sizes.values():
-        if name == "msgdw" or (name == "muon" and role in ("qk", "vo", "ffn")):
+        if name == "msgdw" or (config.optimizer == "muon" and role in ("qk", "vo", "ffn")):
             want += 4 * p.numel()  # a momentum
+            want += 4 * len(p) * (name == "muon_2026")  # and a number a row
         elif name == "adam_mini":  # a momentum, a number a block, a count of steps
             want += 4 * p.numel() + 4 * len(blocks_of(role, len(p), head_dim=8)) + 4
         else:  # two moments, a count of steps

@@ -168,6 +168,20 @@ soap = code(learning_rate=3e-3, weight_decay=0.01, betas=(0.95, 0.95), soap_freq
 rules = dict.fromkeys(("qk", "vo", "ffn"), "soap")
 soap |= ours(min_lr=3e-4, rules=rules | dict.fromkeys(("emb", "pos", "gain_in"), "adamw"))
 RUNS["gpt2_large optimizers/soap"] = ("the authors' code; embedding on AdamW: ours", soap)
+# entry 36: vectors, positions among them (ours), as gains
+rates = dict.fromkeys(("qk", "vo", "ffn"), 0.025) | dict(emb=0.7, head=0.004, pos=0.015)
+rates |= dict(gain_in=0.015, gain_out=0.015)
+track = code(
+    after=pytest.approx(rates),
+    decays={role: 0.05 if rate == 0.025 else 0.001 for role, rate in rates.items()},
+    rules={role: "muon" if rate == 0.025 else "adamw" for role, rate in rates.items()},
+    betas=(0.8, 0.95),
+    adam_eps=pytest.approx(1e-10 / 2**19),
+    grad_clip=0.0,
+    muon_adjust_lr="original",
+)
+command = "gpt2_small dnt/s3 optimizers/track_3 --tie_weights=False --schedule=wsd --max_iters=3250"
+RUNS[f"{command} --wsd_decay_iters=2275"] = ("modded-nanogpt, track 3", track)
 MATRICES = {"emb", "head", "qk", "vo", "ffn"}
 DECAYED = {"nanogpt": MATRICES, "blockwise": MATRICES | {"gain_in", "gain_out"}, "lns": set()}
 DECAYED |= {"iwd": MATRICES | {"gain_in"}, "dyt": MATRICES | {"gain_in", "gain_out", "scalar"}}
