@@ -67,10 +67,8 @@ class Note(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its parts come here too
-        name, tensors = (
-            func.overloadpacket.__name__,
-            [t for t in tree_leaves(args) if torch.is_tensor(t)],
-        )
+        name = func.overloadpacket.__name__
+        tensors = [t for t in tree_leaves(args) if torch.is_tensor(t)]
         if name in KINDS:
             self.found.append((KINDS[name], max(map(size, tensors))))
         elif "c10d" in func.namespace and name not in ("wait_tensor", "_wrap_tensor_autograd"):

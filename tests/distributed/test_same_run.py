@@ -173,10 +173,8 @@ def test_rows_of_length_one_under_fsdp(two):
 
 def assert_one_process_has_all(folder, case, name, world):
     """Of a parameter with one entry, as σReparam's γ, one process has all."""
-    parts, (single,) = (
-        left(folder / f"{case}, fsdp{world}", world),
-        left(folder / f"{case}, one1", 1),
-    )
+    parts = left(folder / f"{case}, fsdp{world}", world)
+    (single,) = left(folder / f"{case}, one1", 1)
     assert [part["end"][name].numel() for part in parts] == [1, *[0] * (world - 1)]
     assert (parts[0]["end"][name] - single["start"][name]).abs() > 1e-4  # it is trained there
 
@@ -188,10 +186,8 @@ def test_a_process_without_a_row(two):
 def assert_sharded(folder, case, world):
     """Parameters are sharded before they have storage, and so is the optimizer's state but for its
     counters."""
-    single, parts = (
-        left(folder / f"{case}, one1", 1)[0],
-        left(folder / f"{case}, fsdp{world}", world),
-    )
+    single = left(folder / f"{case}, one1", 1)[0]
+    parts = left(folder / f"{case}, fsdp{world}", world)
     n = sum(p.numel() for p in single["start"].values())
     for part in parts:
         assert part["meta"] and all(part["meta"])

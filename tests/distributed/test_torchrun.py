@@ -76,10 +76,8 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "SIGTERM: saving, then exiting" in out
-    saved, ranks = (
-        load(tmp_path / "run" / "last.pt"),
-        [load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)],
-    )
+    saved = load(tmp_path / "run" / "last.pt")
+    ranks = [load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     assert step <= saved["step"] < 20
     for rank in ranks:
         assert rank["code"] == 143 and different(saved["model"], rank["model"]) == []

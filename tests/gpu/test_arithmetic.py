@@ -197,10 +197,8 @@ def check_updates(name: str, device, dtype, compiled: bool = False) -> None:
     nothing."""
     setting = make_setting(device, "DNT (S5)", dtype, **FORMS[name], n_layer=1, compile=compiled)
     exact, config = setting.new_model().double(), setting.config
-    generator, shapes = (
-        torch.Generator().manual_seed(0),
-        {n: p.shape for n, p in exact.named_parameters()},
-    )
+    generator = torch.Generator().manual_seed(0)
+    shapes = {n: p.shape for n, p in exact.named_parameters()}
     gradients = [
         {n: 1e-3 * torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in SCALES
     ]
@@ -271,10 +269,8 @@ PRODUCTS = list(pairs(SPREADS, ALLOWED))
 def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
     """Also where rows are of no multiple of 16 bytes, and where an expert has no token."""
     sizes, n_in, n_out = SPREADS[spread], SIZES[device]["n_embd"], BLOCK_ROLES[device] + more
-    generator, ends = (
-        torch.Generator().manual_seed(0),
-        torch.tensor(sizes).cumsum(0).int().to(device),
-    )
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.tensor(sizes).cumsum(0).int().to(device)
     shapes = [
         (sum(sizes), n_in),
         (len(sizes), n_out, n_in),

@@ -141,10 +141,8 @@ def test_samples(flags, device, tmp_path, capsys):
     """Of sample.py on this device and on the CPU; of `generate` with its cache, and without one."""
     assert run(**flags("run", block_size=128)) == 0  # as long as the text
     checkpoint = load(tmp_path / "run" / "last.pt")
-    tokenizer, exact = (
-        Tokenizer(checkpoint["meta"]),
-        model_from_checkpoint(checkpoint).eval().double(),
-    )
+    tokenizer = Tokenizer(checkpoint["meta"])
+    exact = model_from_checkpoint(checkpoint).eval().double()
     model = model_from_checkpoint(checkpoint).eval().to(device)
     prompt = torch.tensor([tokenizer.encode("A")], device=device)
     whole = without_cache(model, prompt)

@@ -56,10 +56,8 @@ def greedy(model, *args, new=4, **options):
 
 def left_padded(rows, length):
     """(input_ids, attention_mask), both (B, length), of `rows`, each (T,)."""
-    ids, mask = (
-        torch.zeros(len(rows), length, dtype=torch.long),
-        torch.zeros(len(rows), length, dtype=torch.long),
-    )
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    mask = torch.zeros(len(rows), length, dtype=torch.long)
     for i, row in enumerate(rows):
         ids[i, length - len(row) :], mask[i, length - len(row) :] = row, 1
     return ids, mask

@@ -55,10 +55,8 @@ def chat(run, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("block_size", [32, 256])
 def test_each_answer_is_generated_from_the_whole_conversation(block_size, monkeypatch, capsys):
     """With a system message, in a context that holds all of it or only its end."""
-    model, tokenizer = (
-        build(dict(vocab_size=257, block_size=block_size), dtype=torch.float32),
-        Tokenizer(META),
-    )
+    model = build(dict(vocab_size=257, block_size=block_size), dtype=torch.float32)
+    tokenizer = Tokenizer(META)
     said, prompts = [], ["Hi", "Wie geht's, ☃?", " x "]
     for number in range(1, 4):
         contents = [text for turn in zip(prompts, [*said, ""], strict=False) for text in turn][:-1]

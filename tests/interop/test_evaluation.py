@@ -142,11 +142,9 @@ def test_bytes_of_tokens(kind):
 
 def test_results_are_added_and_replaced(runs, capsys):
     """Side by side in a table, which is shown again without evaluating."""
-    both, text, data = (
-        f"{runs / 'a'}, {runs / 'b'}",
-        f"text {runs / 'text.txt'}",
-        f"text {runs / 'data'}",
-    )
+    both = f"{runs / 'a'}, {runs / 'b'}"
+    text = f"text {runs / 'text.txt'}"
+    data = f"text {runs / 'data'}"
     assert call(out_dir=both, tasks="text", input=runs / "text.txt") == 0
     first = {name: values(runs / name, text) for name in ("a", "b")}
     assert first["a"]["nats_per_token"] != first["b"]["nats_per_token"]
@@ -216,10 +214,8 @@ def entry_of(value=0.25, metric="acc", step=7, **settings) -> dict:
 
 
 def test_the_mean_of_a_list_of_tasks():
-    suite, eight = (
-        SUITES["dyt15"],
-        "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa",
-    )
+    suite = SUITES["dyt15"]
+    eight = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa"
     assert EvaluateConfig(tasks="text, commonsense8,boolq").task_names() == ["text", *eight.split()]
     assert len(suite) == 15 and {task for task, metric in suite.items() if metric != "acc"} == {
         "record"

@@ -371,10 +371,8 @@ def test_commonsense170k(source, home, tmp_path, capsys):
 
 
 def test_commonsense170k_damaged_or_away(source, tmp_path):
-    given, good = (
-        [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"],
-        (source / commonsense.TRAIN).read_bytes(),
-    )
+    given = [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"]
+    good = (source / commonsense.TRAIN).read_bytes()
     (source / commonsense.TRAIN).write_bytes(good + b" ")
     assert f"instead of {commonsense.BLOB}" in error_of(commonsense.main, *given)
     (source / commonsense.TRAIN).write_bytes(good)

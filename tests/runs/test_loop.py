@@ -178,11 +178,9 @@ def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
 def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypatch):
     """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the
     repository is all or part of what git has."""
-    top, tree, out = (
-        tmp_path / "top",
-        tmp_path / "top" / inside,
-        tmp_path / "top" / "runs" / "source",
-    )
+    top = tmp_path / "top"
+    tree = tmp_path / "top" / inside
+    out = tmp_path / "top" / "runs" / "source"
     write(tree, {name: name.encode() for name in ("model.py", "gone.py", "kept.py", "drawn.png")})
     write(tree, {".gitignore": b"out/\n", "other.py": b"other\n"})
     git(top, "init", "-q")
@@ -242,10 +240,8 @@ def test_logged_losses_are_those_of_the_data(short, dataset):
     expected = loss_by_hand(checkpoint, dataset, [i * 93 // 16 for i in range(16)])
     assert column(short, "val_loss")[30] == pytest.approx(expected, rel=LOSS)
 
-    model, data = (
-        GPT(GPTConfig(**checkpoint["model_config"]), seed=1337),
-        PreparedText(str(dataset), 32, 1337),
-    )
+    model = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337)
+    data = PreparedText(str(dataset), 32, 1337)
     x, y = map(torch.from_numpy, data.batch(0, 8))
     loss = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
     loss.backward()

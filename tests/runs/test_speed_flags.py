@@ -32,10 +32,8 @@ def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, c
 @pytest.fixture(scope="module")
 def base(dataset, tmp_path_factory):
     """(flags, run directory) of 10 plain steps."""
-    config, out = (
-        dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2),
-        tmp_path_factory.mktemp("base"),
-    )
+    config = dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2)
+    out = tmp_path_factory.mktemp("base")
     assert run(out_dir=out, **config) == 0
     return config, out
 
@@ -58,10 +56,8 @@ def test_compiling_leaves_no_gradients_behind(monkeypatch):
     """The gradients of the micro batch on which compile_model tries the model must not reach the
     first step."""
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    model, env = (
-        build(dict(), dtype=torch.float32),
-        Env(0, 1, torch.device("cpu"), torch.float32, False),
-    )
+    model = build(dict(), dtype=torch.float32)
+    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
     config = TrainConfig(compile=True)
     assert compilation.compile_model(model, config, batch(), env) is model
     assert all(p.grad is None for p in model.parameters()) and model.training

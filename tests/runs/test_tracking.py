@@ -249,10 +249,8 @@ def measure_by_hand(gradients, old, new, roles) -> dict:
             np.concatenate([t.ravel() for n, t in d.items() if roles[n] == role])
             for d in (gradients, old, new)
         )
-        found["grad_norm"][role], found["weight_norm"][role] = (
-            np.sqrt((g**2).sum()),
-            np.sqrt((b**2).sum()),
-        )
+        found["grad_norm"][role] = np.sqrt((g**2).sum())
+        found["weight_norm"][role] = np.sqrt((b**2).sum())
         found["grad_kurtosis"][role] = (g**4).mean() / (g**2).mean() ** 2 if g.any() else None
         found["update_ratio"][role] = (
             np.sqrt(((b - a) ** 2).sum() / (a**2).sum()) if a.any() else None
@@ -366,10 +364,8 @@ def test_numbers_of_a_large_matrix(size):
     """Those of a sample are right to its error. The kurtosis does not depend on the gradient's
     size, though fourth powers leave the range of fp32."""
     draws = torch.Generator().manual_seed(0)
-    p, gradient = (
-        torch.nn.Parameter(torch.randn(1000, 768, generator=draws)),
-        torch.randn(1000, 768, generator=draws),
-    )
+    p = torch.nn.Parameter(torch.randn(1000, 768, generator=draws))
+    gradient = torch.randn(1000, 768, generator=draws)
     p.grad, old = size * gradient, p.detach().clone()
     batches = dict(validation=lambda n: np.zeros(1), val_batch=lambda *_: np.ones((2, 1, 16), int))
     data = SimpleNamespace(block_size=16, **batches)
@@ -463,11 +459,9 @@ def test_rows_become_json(tmp_path):
 def test_tracking_compiles_nothing(layout, dataset, tmp_path, monkeypatch):
     """One graph for evaluation, one for training, no graph break; and the bits of the run without
     tracking."""
-    compile_, compile_model, counters = (
-        torch.compile,
-        compilation.compile_model,
-        torch._dynamo.utils.counters,
-    )
+    compile_ = torch.compile
+    compile_model = compilation.compile_model
+    counters = torch._dynamo.utils.counters
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: compile_(model, backend="eager", **options)
     )

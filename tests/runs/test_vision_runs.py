@@ -107,10 +107,8 @@ def test_the_largest_logit_is_of_all_pairs(digits, tmp_path, monkeypatch):
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
     train(tmp_path, digits, max_iters=4, track_interval=2, seed=2, **RANDOM | config)
     track = column(tmp_path, "track")[4]
-    model, data = (
-        model_from_checkpoint(load(tmp_path / "last.pt")).eval(),
-        PreparedImages(digits, 17, image_size=8),
-    )
+    model = model_from_checkpoint(load(tmp_path / "last.pt")).eval()
+    data = PreparedImages(digits, 17, image_size=8)
     logits, attend = [], F.scaled_dot_product_attention
 
     def note_logits(q, k, v, **how):

@@ -71,10 +71,8 @@ def batches_of(inputs, rows=9) -> list:
 
 def close(ours, theirs, tolerance=FORWARD):
     """Numbers or lists of them, equal to a relative tolerance of the largest."""
-    ours, theirs = (
-        torch.as_tensor(ours, dtype=torch.float64),
-        torch.as_tensor(theirs, dtype=torch.float64),
-    )
+    ours = torch.as_tensor(ours, dtype=torch.float64)
+    theirs = torch.as_tensor(theirs, dtype=torch.float64)
     return error(ours, theirs) < tolerance
 
 

@@ -225,12 +225,10 @@ class Trial:
     nothing disturbed; None for the reference itself."""
 
     def __init__(self, folder: Path, command: Command, dataset: Path, reference=None):
-        self.folder, self.command, self.dataset, self.reference = (
-            folder,
-            command,
-            dataset,
-            reference,
-        )
+        self.folder = folder
+        self.command = command
+        self.dataset = dataset
+        self.reference = reference
         self.ended_runs = 0
         folder.mkdir(parents=True)
         if not reference:

@@ -28,10 +28,8 @@ NO_NET = dict(attn="", mlp="", final=False)
 QK_FULL = dict(qk_norm=True, qk_norm_over="full")
 HYBRID = dict(pre_norm="none", post_norm="attn", qk_norm=True, v_norm=True)
 HYBRID_NET = dict(attn="post", mlp="", qk_norm=True, v_norm=True)
-LAYERNORM, LAYERNORM_NET = (
-    dict(norm="layernorm", bias=True),
-    dict(kind="layer", norm_bias=True, linear_bias=True),
-)
+LAYERNORM = dict(norm="layernorm", bias=True)
+LAYERNORM_NET = dict(kind="layer", norm_bias=True, linear_bias=True)
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
 NGPT = dict(POST, input_norm=True, mid_norm="both", qk_norm=True, gain="none", gain_out="sphere")
 NGPT |= dict(branch_scale="layerscale", branch_scale_init=0.3, tied_skip=True, unit_rows=True)
@@ -94,7 +92,7 @@ SCHEMES = {
     "HybridNorm*": (dict(HYBRID, pre_norm_sublayers=2), dict(HYBRID_NET, first_pre=2)),
     "Keel": (
         dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
-        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, keel=True),
+        dict(attn="pre post", mlp="pre post", final=False, first_pre=1, later_skip=0.0),
     ),
     "nGPT": (NGPT, NGPT_NET),
     "CompleteP": (
@@ -181,8 +179,8 @@ SCHEMES |= joined(
 )
 ALL = LAYOUTS | SCHEMES
 # Schemes that are refused with one block, and the fewest blocks that they need.
-LEAST_LAYERS = {"S5 + Mix-LN + LNS + rope": 2, "HG + Mix-LN + LNS learned": 2, "much at once": 2}
-LEAST_LAYERS |= {"Keel": 2, "S5 + first pre + skip + LNS": 2}
+LEAST_LAYERS = dict.fromkeys(("S5 + Mix-LN + LNS + rope", "HG + Mix-LN + LNS learned"), 2)
+LEAST_LAYERS |= dict.fromkeys(("much at once", "Keel", "S5 + first pre + skip + LNS"), 2)
 
 
 def network(name, n_layer, **changes):
@@ -198,8 +196,8 @@ def depth_of(name) -> int:
     """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor
     other than 1."""
     flags = ALL[name][0]
-    is_long = flags.get("post_norm_blocks", 0) > 1 or flags.get("pre_norm_sublayers", 0) > 2
-    return 3 if is_long else 2
+    n_first = max(2 * flags.get("post_norm_blocks", 0), flags.get("pre_norm_sublayers", 0))
+    return 3 if n_first > 2 else 2
 
 
 # ----------------------------------------------------------------------------------------- builders

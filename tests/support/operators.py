@@ -36,13 +36,11 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls, self.shapes, self.multiplied, self.live, self.peak = (
-            Counter(),
-            set(),
-            set(),
-            {},
-            0,
-        )
+        self.calls = Counter()
+        self.shapes = set()
+        self.multiplied = set()
+        self.live = {}
+        self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})

@@ -84,10 +84,8 @@ def make_peer(name: str, seed: int = 3, **changes):
     config_class = {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config")
     config = getattr(transformers, config_class)(**sizes | settings | changes)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    peer, generator = (
-        getattr(transformers, architecture)(config),
-        torch.Generator().manual_seed(seed),
-    )
+    peer = getattr(transformers, architecture)(config)
+    generator = torch.Generator().manual_seed(seed)
     for key, p in peer.named_parameters():
         is_gain = p.ndim == 1 and key.endswith("weight")
         noise = torch.empty(p.shape).normal_(generator=generator)

@@ -47,8 +47,7 @@ class Net:
     lns_on: str = "attn mlp"
     numbers: tuple = ()  # l of each block, and of blocks that are not there; () = 1, 2, …
     skip: float = 1.0  # constant on the stream
-    later_skip: float = 1.0  # the same, in all blocks but the first
-    keel: bool = False  # the stream times 2·blocks, in all blocks but the first
+    later_skip: float = 1.0  # the same, in all blocks but the first; 0 = 2·blocks (Keel)
     branch: float = 1.0  # constant on the branch output
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
@@ -261,7 +260,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 x = shrunk(x, take(name + ".skip.gate"))
             x = net.skip * x
             if number > 1:
-                x = (2 * net.blocks if net.keel else net.later_skip) * x
+                x = (net.later_skip or 2 * net.blocks) * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
             if net.admin:

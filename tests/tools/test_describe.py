@@ -12,7 +12,7 @@ from nanodnt.optim import OPTIMIZERS
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig
-from support.models import ALL, HYBRID, POST, QK_FULL
+from support.models import ALL, DERF, HYBRID, NGPT, POST, QK_FULL
 from support.optimizers import OURS
 from support.runs import ROOT, call
 
@@ -117,27 +117,22 @@ EQUATIONS = {
         "bₑ: bias on the choice of experts, 0 at first; no loss trains it, "
         "it follows the experts' load",
     ),
-    "HybridNorm* with OLMo-2's QK-norm": (
-        dict(HYBRID, **QK_FULL, pre_norm_sublayers=2),
-        "block 1:",
-        "x ← x + attention(γ·RMSNorm(x))",
-        "blocks 2 to 3:",
-        "x ← γ·RMSNorm(x + attention(x))",
+    "HybridNorm with OLMo-2's QK-norm": (
+        dict(HYBRID, **QK_FULL),
         "q = γ·RMSNorm(Wq u)",
         "v = γ·RMSNorm(Wv u) per head",
         "x ← x + ffn(x)",
-        "logits = Wte γ·RMSNorm(x)",
     ),
     "Keel": (
         dict(post_norm="both", pre_norm_sublayers=1, skip_scale=0.0),
         "block 1:",
         "x ← x + attention(γ·RMSNorm(x))",
-        "x ← γ·RMSNorm(x + ffn(γ·RMSNorm(x)))",
         "blocks 2 to 3:",
         "x ← γ·RMSNorm(6·x + attention(γ·RMSNorm(x)))",
-        "x ← γ·RMSNorm(6·x + ffn(γ·RMSNorm(x)))",
         "logits = Wte x",
     ),
+    "nGPT": (NGPT, "x ← RMSNorm((1 − 1.2·|λ|)·x + 1.2·|λ|·RMSNorm(ffn(x)))"),
+    "Derf, GPAS": (DERF | dict(gpas=True), "x ← shrink(x + ffn((γ·erf(α x + δ) + b)))"),
     "Group-LN": (dict(norm_groups=4), "x ← x + attention(γ·RMSNorm[4 groups](x))"),
 }
 

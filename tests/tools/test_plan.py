@@ -395,10 +395,8 @@ def test_ddp_takes_what_was_predicted(case, alone):
     way = ddp(model, optimizer, 2, by_blocks=compile == "blocks")
     predicted = added(model, optimizer, config, 4, accumulation, way.held)
     model, optimizer, config = build(flags, {}, device="cpu")
-    x, scaler = (
-        torch.zeros(4 * accumulation, context, dtype=torch.long),
-        torch.amp.GradScaler("cpu", enabled=False),
-    )
+    x = torch.zeros(4 * accumulation, context, dtype=torch.long)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     with Memory(dry=False) as memory:
         trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip)
         if compile == "blocks":

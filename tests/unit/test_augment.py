@@ -80,11 +80,9 @@ def test_a_crop_is_that_part_resized():
 
 
 def test_padding_moves_and_brings_in_black():
-    image, rng, flags = (
-        Image.fromarray(noise(6, 6) // 2 + 100),
-        generator(),
-        TrainConfig(crop_padding=2),
-    )
+    image = Image.fromarray(noise(6, 6) // 2 + 100)
+    rng = generator()
+    flags = TrainConfig(crop_padding=2)
     padded = np.pad(pixels(image), 2)
     moved = {padded[y : y + 6, x : x + 6].tobytes() for y in range(5) for x in range(5)}
     assert {

@@ -33,10 +33,8 @@ FLAGS += (dict(n_expert=4),)  # with a balance loss
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_checkpointing_changes_no_bit(flags, dtype):
-    model, (idx, targets) = (
-        build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype),
-        batch(),
-    )
+    model = build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype)
+    idx, targets = batch()
     # documents
     for given in (
         (idx, targets),

@@ -54,11 +54,9 @@ BROKEN["no compiler"] = fail, "no ptxas"
 @pytest.mark.parametrize("kind", BROKEN)
 def test_an_operator_that_is_wrong_is_left_out(kind, monkeypatch, capsys):
     """With one warning, however often it is asked for."""
-    (spoil, reason), (compute, shapes), trial = (
-        BROKEN[kind],
-        kernels.TRIALS["cross_entropy"],
-        kernels.try_kernel,
-    )
+    spoil, reason = BROKEN[kind]
+    compute, shapes = kernels.TRIALS["cross_entropy"]
+    trial = kernels.try_kernel
 
     def spoilt(logits):
         return compute(logits) if logits.dtype == torch.float64 else spoil(*compute(logits))

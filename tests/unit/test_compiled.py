@@ -184,19 +184,15 @@ QKV["rotated without a norm"] = LLAMA
 def test_q_k_and_v_as_one_product_have_the_gradients_of_three(name):
     """In float64 the same; in bf16 as near to float64 as those of three products. Where q and k are
     rotated without a norm there are three, since one would keep q, k and v once more."""
-    model, traced = (
-        build(QKV[name], n_layer=1).train().set_runtime(kernels=("qkv",)),
-        AotEagerAndRecordGraphs(),
-    )
+    model = build(QKV[name], n_layer=1).train().set_runtime(kernels=("qkv",))
+    traced = AotEagerAndRecordGraphs()
     exact = gradients(model, *batch())[1]
     assert_compiled_is_eager(copy.deepcopy(model), traced, 1e-10)
     assert str(traced.bw_graphs[0].graph).count(".sum_of_products") == (QKV[name] is not LLAMA)
     torch._dynamo.reset()
     model.float().set_runtime(compute_dtype=torch.bfloat16)
-    separate, compiled = (
-        gradients(model, *batch())[1],
-        torch.compile(model, backend="aot_eager", fullgraph=True),
-    )
+    separate = gradients(model, *batch())[1]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert as_near(gradients(standing_for(model, compiled), *batch())[1], separate, exact, times=2)
 
 

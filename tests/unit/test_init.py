@@ -11,6 +11,7 @@ import torch
 import model as model_file
 from layers.draws import Draws
 from model import GPT, GPTConfig
+from support import models
 from support.models import DERF, FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, gradients
 from support.tolerances import roundings
 
@@ -136,6 +137,7 @@ START |= {"shift": 0.0, "gate": 0.0}
         (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
         (dict(norm="dyt", embed_scale=True, dyt_bias=True), {"embed_scale.gain": 4.0}),
         (dict(DERF, gpas=True, post_norm_blocks=1), {}),
+        (models.NGPT, {"gain": 0.25, "up.out.gain": 1.0}),
         (dict(MANY_GAINS, gain_param="magdir"), {}),
         (dict(FIXUP, mlp="swiglu"), {}),
     ],
@@ -161,10 +163,8 @@ def test_start_values_of_vectors_and_scalars(flags, changed):
 def test_fixup_starts_as_the_identity(flags):
     idx, targets = batch()
     flags = dict(FIXUP, **flags)
-    model, x = (
-        GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})),
-        torch.randn(2, 7, 16),
-    )
+    model = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False}))
+    x = torch.randn(2, 7, 16)
     assert abs(model(idx, targets)[1].item() - math.log(50)) < roundings(16)
     rope = None if "pos" not in flags else (torch.ones(7, 1, 2), torch.zeros(7, 1, 2))
     for block in model.blocks:

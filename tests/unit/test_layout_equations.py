@@ -184,11 +184,9 @@ def test_what_only_images_have_is_the_equation(name, pool):
 @pytest.mark.parametrize("pool, smoothing", (("cls", 0.1), ("mean", 0.0)))
 def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
     flags, net = scheme(name, pool)
-    model, images, targets = (
-        vision.build(flags, depth_of(name)).train(),
-        pictures(3),
-        torch.tensor([2, -1, 6]),
-    )
+    model = vision.build(flags, depth_of(name)).train()
+    images = pictures(3)
+    targets = torch.tensor([2, -1, 6])
     model.runtime.label_smoothing = smoothing
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:

@@ -42,10 +42,8 @@ def test_loss_and_gradients_are_those_of_the_logits(flags):
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("chunks", (1, 3))
 def test_without_targets_that_count_loss_and_gradients_are_zero(chunks, dtype):
-    model, idx = (
-        build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype),
-        tokens(2, 7),
-    )
+    model = build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype)
+    idx = tokens(2, 7)
     model.runtime.loss_chunks = chunks
     loss, grads = gradients(model, idx, torch.full((2, 7), -1))
     assert loss == 0

@@ -164,11 +164,9 @@ def test_each_way_to_multiply_is_the_matrices_one_by_one(ends, bias, way, monkey
 @pytest.mark.deep
 def test_the_operator_is_sound():
     """Fake tensors and schema, as torch checks operators."""
-    x, w, ends = (
-        torch.randn(12, 8),
-        torch.randn(3, 16, 8),
-        torch.tensor([4, 4, 12], dtype=torch.int32),
-    )
+    x = torch.randn(12, 8)
+    w = torch.randn(3, 16, 8)
+    ends = torch.tensor([4, 4, 12], dtype=torch.int32)
     torch.library.opcheck(OPERATORS.multiply.default, (x, w.mT, ends))
     torch.library.opcheck(OPERATORS.multiply.default, (torch.randn(12, 16).mT, x, ends))
 

@@ -119,7 +119,7 @@ def test_it_is_the_plain_iteration(series, kind, shape):
     a vector, a rounding moves the result through the whole band, and the band is the measure."""
     x = matrix(kind, *shape)
     u, s, v = torch.linalg.svd(x / x.norm(), full_matrices=False)
-    least, low, high = BANDS[series]
+    _, low, high = BANDS[series]
     for steps in (1, 2, 5):
         growth = math.prod(a for a, _, _ in SERIES[series][1][:steps])
         for dtype in (torch.float64, torch.float32):
@@ -140,10 +140,6 @@ def test_it_is_the_plain_iteration(series, kind, shape):
         error, usual_error = ((z.double() - want).norm() / want.norm() for z in (y, theirs))
         is_steep = series == "polar" and min(shape) == 1
         assert is_steep or error <= 1.5 * usual_error + 0.01, f"{steps} steps"
-    kept = s > least
-    assert kept.all() or kind != "ill"
-    found = polynomial(s, 5, series)
-    assert low < found[kept].min() and found.max() < high
     s = torch.linalg.svdvals(want)
     found = torch.linalg.svdvals(y.double())
     assert found.max() < high + roundings(4, torch.bfloat16)
@@ -157,8 +153,8 @@ def test_it_is_the_plain_iteration(series, kind, shape):
 def test_matrices_of_a_stack_are_by_themselves(series):
     """Bit by bit, beside one of zeros, which stays zero."""
     for shape in ((64, 130), (24, 24), (30, 1)):
-        parts = [matrix("random", *shape).float(), torch.zeros(shape), matrix("rank", *shape)]
-        stack = torch.stack([part.float() for part in parts])
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        stack = torch.stack([matrix("random", *shape), zeros, matrix("rank", *shape)]).float()
         found = newton_schulz(stack, 5, series)
         for part, y in zip(stack, found, strict=True):
             assert torch.equal(newton_schulz(part[None], 5, series)[0], y)
@@ -266,7 +262,6 @@ def test_it_is_torchs_muon_and_torchs_adamw(case):
 
 FORMS = {
     "plain": {},
-    "polar": dict(muon_coefficients="polar"),
     "rows": dict(muon_row_norm=True, beta2=0.9),
     "cautious": dict(cautious_decay=True),
     "all": dict(muon_coefficients="polar", muon_row_norm=True, cautious_decay=True),

@@ -189,7 +189,7 @@ def test_decay_gains_without_such_gains_is_refused(name):
 
 
 OPEN = {  # of input_gains: the parameters
-    "v": r".*attn\.f\.v\.out\.(gain|magnitude)",
+    "v": r".*attn\.f\.(v\.out|v_norm)\.(gain|magnitude)",
     "up": r".*mlp\.f\.((experts|shared)\.)?up\.out\.(gain|magnitude)",
     "final": r"(final_norm|blocks\.0\.mlp\.post)\.(gain|magnitude)",
 }
@@ -197,7 +197,7 @@ SWIGLU = dict(DNT, mlp="swiglu", gain_out="scale", tie_weights=True)
 
 
 @pytest.mark.parametrize("choice", ["none", "v", "up", "v,up", "v,final", "v,up,final"])
-@pytest.mark.parametrize("flags", [SWIGLU, dict(SWIGLU, post_norm="mlp"), ALL, MIXED])
+@pytest.mark.parametrize("flags", [SWIGLU, dict(SWIGLU, post_norm="mlp", v_norm=True), ALL, MIXED])
 def test_input_gains_move_the_named_gains_alone(flags, choice):
     """Between what input and what output decays; a gain is of the one or of the other. The default
     is `final`."""

@@ -294,11 +294,9 @@ RATIOS = {
     "decay_unscaled": ("ours", 10, 8, 6, 4, 1, 1),
 }
 for overlay, (source, *ratios) in RATIOS.items():
-    mini, late, unscaled = (
-        "adam_mini" in overlay,
-        overlay == "warmup_end",
-        overlay == "decay_unscaled",
-    )
+    mini = "adam_mini" in overlay
+    late = overlay == "warmup_end"
+    unscaled = overlay == "decay_unscaled"
     peak = 8e-4  # Table 2: lr_max
     rates = {role: ratio * peak for role, ratio in zip(ROLES, ratios, strict=True)}
     values = paper(

@@ -38,10 +38,8 @@ def test_at_the_base_size_all_are_standard(name):
     found, its_own = set(), dict(base_n_embd=16, base_n_layer=2, base_head_size=4)
     for kind, base in product(("standard", "mup", "depth_mup", "completep"), ({}, its_own)):
         model = GPT(GPTConfig(**SIZE | ALL[CASES[name]][0] | base, n_layer=2, parametrization=kind))
-        start, optimizer = (
-            bits(model.state_dict()),
-            make_optimizer(model, filled(learning_rate=0.01, optimizer=name)),
-        )
+        start = bits(model.state_dict())
+        optimizer = make_optimizer(model, filled(learning_rate=0.01, optimizer=name))
         found.add(str((start, bits(after_steps(model, optimizer)), bits(model.state_dict()))))
     assert len(found) == 1
 

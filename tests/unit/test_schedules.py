@@ -14,9 +14,10 @@ NAMES = ["adamw", "adam_mini", "msgdw", "muon", "soap"]
 
 # ----------------------------------------------------------------------------------------- defaults
 
-MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
-MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
-MUON |= dict(muon_coefficients="jordan", muon_row_norm=False, cautious_decay=False, adam_eps=1e-8)
+ADAMW = dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8)
+MUON = dict(ADAMW, momentum=0.95, nesterov=True, muon_steps=5, muon_adjust_lr="match_rms_adamw")
+MUON |= dict(muon_coefficients="jordan", muon_row_norm=False, cautious_decay=False)
+MUON |= dict(adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
 ORIGINAL = dict(muon_adjust_lr="original")
 SOAP = dict(learning_rate=3e-3, weight_decay=0.01, soap_frequency=10)
 SOAP |= dict(adamw_learning_rate=3e-3, adamw_weight_decay=0.01, adam_eps=1e-8)
@@ -24,11 +25,8 @@ SOAP |= dict(adamw_learning_rate=3e-3, adamw_weight_decay=0.01, adam_eps=1e-8)
 
 DEFAULTS = [
     # the DNT paper's language models
-    (
-        dict(optimizer="adamw"),
-        dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
-    ),
-    (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8)),
+    (dict(optimizer="adamw"), ADAMW | dict(cautious_decay=False)),
+    (dict(optimizer="adam_mini"), ADAMW),
     (
         dict(optimizer="msgdw"),
         dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False),
@@ -54,12 +52,8 @@ DEFAULTS = [
 def test_defaults(given, filled):
     config = settings(**given)
     assert {name: getattr(config, name) for name in filled} == filled
-    unused = {"momentum", "dampening", "nesterov", "muon_adjust_lr", "muon_steps"} | {
-        "adamw_learning_rate"
-    }
-    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters", "muon_coefficients"}
-    unused |= {"muon_row_norm", "cautious_decay", "adam_eps", "soap_frequency"}
-    assert all(getattr(config, name) is None for name in unused - filled.keys())
+    others = {"dampening", "wsd_decay", "wsd_decay_iters"} | MUON.keys() | SOAP.keys()
+    assert all(getattr(config, name) is None for name in others - filled.keys())
     assert config.min_lr == pytest.approx(config.learning_rate / 10)
     assert config.lr_decay_iters == config.max_iters == 200_000
     again = TrainConfig(**vars(config))
@@ -138,12 +132,12 @@ def test_a_note_names_what_has_no_effect(changes, flags, words):
 FLAGS = dict(
     nesterov=(False, "msgdw or muon"),
     dampening=(0.0, "msgdw"),
-    soap_frequency=(10, "soap"),
     adamw_learning_rate=(1e-3, "muon or soap"),
-)
-FLAGS |= dict(muon_coefficients=("jordan", "muon"), muon_row_norm=(False, "muon"))
-FLAGS |= dict(
-    cautious_decay=(False, "adamw or muon"), adam_eps=(1e-8, "adamw or adam_mini or muon or soap")
+    muon_coefficients=("jordan", "muon"),
+    muon_row_norm=(False, "muon"),
+    cautious_decay=(False, "adamw or muon"),
+    adam_eps=(1e-8, "adamw or adam_mini or muon or soap"),
+    soap_frequency=(10, "soap"),
 )
 
 

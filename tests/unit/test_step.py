@@ -40,11 +40,9 @@ def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer
 )
 @pytest.mark.parametrize("fp16", (False, True), ids=("fp32", "fp16"))
 def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
-    trainer, x, y = (
-        make_trainer(flags, optimizer, grad_clip, fp16),
-        tokens(6, 9),
-        tokens(6, 9, seed=2),
-    )
+    trainer = make_trainer(flags, optimizer, grad_clip, fp16)
+    x = tokens(6, 9)
+    y = tokens(6, 9, seed=2)
     y[0, :4] = -1
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     with NoWaiting() as watch:

@@ -90,10 +90,8 @@ def test_on_a_gpu_it_follows_the_products(setting, device, dtype, chosen):
 def test_a_pre_norm_keeps_no_fp32_copy(flags):
     """In bf16 what goes into a product is kept once, as the product has it, and of the norm one
     number a token."""
-    model, (idx, targets) = (
-        with_stream(flags, None, n_layer=1).set_runtime(compute_dtype=BF16),
-        batch(),
-    )
+    model = with_stream(flags, None, n_layer=1).set_runtime(compute_dtype=BF16)
+    idx, targets = batch()
     slot, x = model.blocks[0].attn.pre, torch.randn(2, 7, 16, requires_grad=True)
     assert saved_for_backward(lambda: slot(x)) == [x.numel(), 2 * 7]
     assert slot(x).dtype == BF16

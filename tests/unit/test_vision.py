@@ -77,10 +77,8 @@ def test_vit_is_that_of_transformers(shape):
         attn_implementation="sdpa",
         intermediate_size=4 * d,
     )
-    theirs, generator = (
-        ViTForImageClassification(ViTConfig(**sizes)),
-        torch.Generator().manual_seed(3),
-    )
+    theirs = ViTForImageClassification(ViTConfig(**sizes))
+    generator = torch.Generator().manual_seed(3)
     sizes = dict(
         n_embd=d,
         n_head=heads,
@@ -128,11 +126,9 @@ def test_patches_are_rows_of_squares(n, channels, size, across):
 def test_what_comes_back():
     """(logits, None) without targets; the loss alone in training; both in evaluation. Logits are
     fp32 at least."""
-    model, images, targets = (
-        build(dict(), dtype=torch.float32),
-        pictures(dtype=torch.float32),
-        labels(),
-    )
+    model = build(dict(), dtype=torch.float32)
+    images = pictures(dtype=torch.float32)
+    targets = labels()
     for dtype in (None, torch.bfloat16):
         model.set_runtime(compute_dtype=dtype)
         for training in (True, False):
