@@ -374,9 +374,9 @@ def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 
 def skip_slot(config: GPTConfig, layer: int, branch: str, mid: Slot) -> Slot:
-    """The slot on the stream beside a branch: the constant `skip_scale` or DeepNorm's, Admin's
-    vector, which is no gain of a norm and always stored directly, whatever `gain_param` is; GPAS
-    under a post norm; with `tied_skip` what `mid` leaves."""
+    """The slot on the stream beside a branch: DeepNorm's constant or `skip_scale`; GPAS under a
+    post norm; Admin's vector, which is no gain of a norm and always stored directly, whatever
+    `gain_param` is. With `tied_skip`: the share of the sum that `mid` leaves."""
     if config.tied_skip:
         return RestSlot(mid)
     const = None
@@ -516,7 +516,7 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     return make_slot(config.gain_param, norm, n_gain, role, n_bias=n_bias, fold=fold)
 
 
-def head_slot(config: GPTConfig, part: str) -> Slot:
+def per_head_slot(config: GPTConfig, part: str) -> Slot:
     """The slot on each head of q, k or v: the factor of the parametrization, and a norm over the
     channels of a head (DNT eq. 10; v: HybridNorm, Alg. 1), with one gain for all heads (of q and k
     our choice)."""
@@ -609,9 +609,9 @@ class Attention(nn.Module):
         self.k = projection(config, layer, "k")
         self.v = projection(config, layer, "v")
         self.o = projection(config, layer, "o")
-        self.q_norm = head_slot(config, "q")
-        self.k_norm = head_slot(config, "k")
-        self.v_norm = head_slot(config, "v")
+        self.q_norm = per_head_slot(config, "q")
+        self.k_norm = per_head_slot(config, "k")
+        self.v_norm = per_head_slot(config, "v")
         self.qk_scale = sphere_slot(config, self.q.out_features, const=base(config).n_embd ** 0.5)
 
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
