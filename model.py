@@ -681,9 +681,8 @@ class MLP(nn.Module):
         up = self.up
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
             return False
-        if self.act is not ACTIVATIONS["gelu"] or product is not F.linear:
-            return False
-        if self.gate is not None:
+        is_gelu = self.gate is None and self.act is ACTIVATIONS["gelu"]
+        if not is_gelu or product is not F.linear:
             return False
         if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False

@@ -277,7 +277,7 @@ def check_norms_in_attention(config: Any) -> None:
     same = {"norm": changed(config, "qk_norm", "v_norm"), "scale": full}  # {gain_out: flags}
     wrong = same.get(config.gain_out)
     if wrong:
-        refuse(f"{wrong} and gain_out={config.gain_out} do the same: leave one of them out")
+        refuse(f"{wrong}: gain_out={config.gain_out} has its own there: leave one of them out")
 
 
 def check_double_norms(config: Any) -> None:
