@@ -16,6 +16,7 @@ norm_eps = 1e-6
 pre_norm = "both"
 mid_norm = "none"
 post_norm = "none"
+post_norm_blocks = 0
 pre_norm_sublayers = 0
 input_norm = False
 qk_norm = False

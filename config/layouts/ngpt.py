@@ -1,5 +1,5 @@
 """nGPT: a stream, and rows of all matrices, of length 1 (arXiv 2410.01131, and NVIDIA/ngpt). Layout
-only: put it after any config.
+only, of language models: put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/layouts/ngpt.py \
         --pos=rope --mlp=swiglu --tie_weights=False --learning_rate=15e-4 --min_lr=0 \
