@@ -33,15 +33,7 @@ class ExportConfig:
     #   ckpt.pt, or its folder; a folder of Hugging Face, OWNER/MODEL, gpt2, …
     to: PathName = ""  # the folder to write, which must not exist
     target: Literal[
-        "auto",
-        "gpt2",
-        "llama",
-        "qwen3",
-        "olmo2",
-        "gemma3_text",
-        "mixtral",
-        "qwen3_moe",
-        "nanodnt",
+        "auto", "gpt2", "llama", "qwen3", "olmo2", "gemma3_text", "mixtral", "qwen3_moe", "nanodnt"
     ] = "auto"
     #   architecture; auto = the first architecture of transformers that computes the same, else
     #   nanodnt: the network's own code

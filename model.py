@@ -356,7 +356,7 @@ def mid_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
     start = mid_gain_init(config)
     settings = dict(norm=norm, n_gain=n_gain, n_bias=n_bias, drop=drop_rate(config, layer))
     if config.tied_skip:  # stored at 1/√n_embd, like the gains of `sphere_slot`
-        root = config.n_embd**0.5
+        root = base(config).n_embd ** 0.5
         const = (const or 1.0) * start * root
         return PositiveSlot(**settings, init_gain=1 / root, const=const)
     return make_slot(config.gain_param, **settings, role=role, init_gain=start, const=const)
@@ -374,9 +374,9 @@ def post_slot(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 
 def skip_slot(config: GPTConfig, layer: int, branch: str, mid: Slot) -> Slot:
-    """The slot on the stream beside a branch: the constant `skip_scale` or DeepNorm's, Admin's
-    vector, which is no gain of a norm and always stored directly, whatever `gain_param` is; GPAS
-    under a post norm; with `tied_skip` what `mid` leaves."""
+    """The slot on the stream beside a branch: DeepNorm's constant or `skip_scale`; GPAS under a
+    post norm; Admin's vector, which is no gain of a norm and always stored directly, whatever
+    `gain_param` is. With `tied_skip`: the share of the sum that `mid` leaves."""
     if config.tied_skip:
         return RestSlot(mid)
     const = None
@@ -496,12 +496,12 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 
 def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
-    """The slot after q, k, v, gate or up: DP's gain, DNP's norm with a gain, Fixup's bias, QK-norm
-    over all of q or k."""
-    activated = "gate" if config.is_gated else "up"  # the matrix before the activation
-    n_bias = config.n_fixup_biases if part == activated else 0
+    """The slot after q, k, v, gate or up: QK-norm over all of q or k, DP's gain, nGPT's after gate
+    and up, DNP's norm with a gain, Fixup's bias."""
     if part in ("q", "k") and config.qk_norm_over == "full":
         return rms_slot(config, n_out, "gain_out")
+    activated = "gate" if config.is_gated else "up"  # the matrix before the activation
+    n_bias = config.n_fixup_biases if part == activated else 0
     if config.gain_out == "none" or (config.gain_out == "sphere" and part in ("q", "k", "v")):
         return Slot(n_bias=n_bias)
     role = "gain_out"
@@ -516,17 +516,18 @@ def out_slot(config: GPTConfig, part: str, n_out: int) -> Slot:
     return make_slot(config.gain_param, norm, n_gain, role, n_bias=n_bias, fold=fold)
 
 
-def head_slot(config: GPTConfig, part: str) -> Slot:
-    """The slot on each head of q, k or v: a norm over the channels of a head (DNT eq. 10; v:
-    HybridNorm, Alg. 1), with one gain for all heads, of q and k by our choice; the factor of the
-    parametrization."""
+def per_head_slot(config: GPTConfig, part: str) -> Slot:
+    """The slot on each head of q, k or v: the factor of the parametrization, and a norm over the
+    channels of a head (DNT eq. 10; v: HybridNorm, Alg. 1), with one gain for all heads (of q and k
+    our choice)."""
     const = multiplier(config, part)
-    has_norm = config.v_norm
-    if part in ("q", "k"):
-        has_norm = config.qk_norm and config.qk_norm_over == "head"
+    has_norm = config.qk_norm and config.qk_norm_over == "head"
+    role = "gain_out"
+    if part == "v":
+        has_norm = config.v_norm
+        role = "v"
     if not has_norm:
         return Slot(const=const)
-    role = part if part == "v" else "gain_out"
     return rms_slot(config, config.head_dim, role, const)
 
 
@@ -538,11 +539,11 @@ def rms_slot(config: GPTConfig, n: int, role: str, const: float | None = None) -
 
 
 def sphere_slot(config: GPTConfig, n_gain: int, const: float | None = None) -> Slot:
-    """With gain_out=sphere, a scale vector that is stored as 1/√n_embd at first: a step of Adam
-    changes const · gain by const times the rate (nGPT, sec. 2.5)."""
+    """With gain_out=sphere, a scale vector const · gain. The gain is 1/√n_embd at first: a step of
+    Adam moves the product by const times the rate (nGPT, sec. 2.5)."""
     if config.gain_out != "sphere":
         return Slot()
-    return Slot(n_gain=n_gain, init_gain=config.n_embd**-0.5, const=const)
+    return Slot(n_gain=n_gain, init_gain=base(config).n_embd ** -0.5, const=const)
 
 
 class MatrixSize(NamedTuple):
@@ -608,10 +609,10 @@ class Attention(nn.Module):
         self.k = projection(config, layer, "k")
         self.v = projection(config, layer, "v")
         self.o = projection(config, layer, "o")
-        self.q_norm = head_slot(config, "q")
-        self.k_norm = head_slot(config, "k")
-        self.v_norm = head_slot(config, "v")
-        self.qk_scale = sphere_slot(config, self.q.out_features, config.n_embd**0.5)
+        self.q_norm = per_head_slot(config, "q")
+        self.k_norm = per_head_slot(config, "k")
+        self.v_norm = per_head_slot(config, "v")
+        self.qk_scale = sphere_slot(config, self.q.out_features, const=base(config).n_embd ** 0.5)
 
     def project(self, u: Tensor, in_scale: Tensor | None, rope: Rope | None) -> list[Tensor]:
         """[q, k, v], each (B, T, its channels). In compiled code, with "qkv" among the runtime's
@@ -680,9 +681,8 @@ class MLP(nn.Module):
         up = self.up
         if "ffn" not in up.runtime.kernels or not torch.compiler.is_compiling():
             return False
-        if self.act is not ACTIVATIONS["gelu"] or product is not F.linear:
-            return False
-        if self.gate is not None:
+        is_gelu = self.gate is None and self.act is ACTIVATIONS["gelu"]
+        if not is_gelu or product is not F.linear:
             return False
         if up.bias is not None or [*up.out.parameters(), *self.down.pre.parameters()]:
             return False
@@ -890,7 +890,7 @@ class GPT(Transformer):
         self.head = None
         if not config.tie_weights:
             self.head = Linear(config.n_embd, vocab_size, "head")
-        # nGPT's stream is 1 long, ours √n_embd: this is the constant of its scale
+        # nGPT's constant is √n_embd, for a stream of length 1: ours is √n_embd long
         self.logits_scale = sphere_slot(config, vocab_size)
         self.share_runtime()
         self.init_weights(seed)

@@ -24,6 +24,12 @@ KIND_FLAGS = {
 }
 # sizes among them, which must be at least 1
 KIND_SIZES = {"text": ("vocab_size",), "images": ("image_size", "channels", "n_class")}
+# (flags of which one may be set, what each of them does)
+RIVALS = (
+    (("post_norm_blocks", "pre_norm_sublayers"), "says which norms the first blocks have"),
+    (("deepnorm", "admin", "skip_scale", "tied_skip"), "scales the stream beside a branch"),
+    (("gpas", "tied_skip"), "makes the stream smaller"),
+)
 # flags that only a mixture of experts has, besides n_expert
 EXPERT_FLAGS = (
     "n_expert_active",
@@ -44,6 +50,7 @@ def check_config(config: Any) -> None:
     check_sizes(config)
     check_positions(config)
     check_experts(config)
+    check_rivals(config)
     check_norm_places(config)
     check_norm_groups(config)
     check_dyt(config)
@@ -207,30 +214,33 @@ def check_experts(config: Any) -> None:
         )
 
 
+def check_rivals(config: Any) -> None:
+    for names, what in RIVALS:
+        given = [name for name in names if changed(config, name)]
+        if len(given) > 1:
+            refuse(f"{assignments(config, given)}: each {what}: leave one of them out")
+
+
 # -------------------------------------------------------------------------------------------- norms
 
 
 def check_norm_places(config: Any) -> None:
-    first_blocks = ("post_norm_blocks", "pre_norm_sublayers")
-    wrong = changed(config, "mid_norm", "post_norm", "input_norm", *first_blocks)
+    most = dict(post_norm_blocks=config.n_layer, pre_norm_sublayers=2 * config.n_layer)
+    wrong = changed(config, "mid_norm", "post_norm", "input_norm", *most)
     if config.norm == "none" and wrong:
         refuse(f"{wrong}: contradicts norm=none: leave it out, or choose a norm")
-    n = config.post_norm_blocks
-    if n > config.n_layer:
-        refuse(f"post_norm_blocks={n} must be between 0 and n_layer={config.n_layer}")
-    n = config.pre_norm_sublayers
-    if n > 2 * config.n_layer:
-        refuse(f"pre_norm_sublayers={n} must be between 0 and 2·n_layer={2 * config.n_layer}")
-    if n and config.post_norm_blocks:
+    wrong = [name for name in most if getattr(config, name) > most[name]]
+    if wrong:
         refuse(
-            f"{changed(config, *first_blocks)}: both say which norms the first blocks have: "
-            "leave one of them out"
+            f"{assignments(config, wrong)} is more than n_layer={config.n_layer} blocks of two "
+            "sub-layers have: lower it"
         )
+    n = config.pre_norm_sublayers
     others = replace(config, pre_norm_sublayers=0)
     if n and all(others.norm_places(1, branch) == {"pre"} for branch in ("attn", "mlp")[:n]):
         refuse(
-            f"pre_norm_sublayers={n} has no effect: these sub-layers have a pre norm and no other. "
-            "Set mid_norm or post_norm, or leave it out"
+            f"pre_norm_sublayers={n} has no effect: the others have pre norms alone, too: "
+            "set mid_norm or post_norm, or leave it out"
         )
 
 
@@ -253,7 +263,7 @@ def check_dyt(config: Any) -> None:
         names.remove("dyt_bias")
     wrong = changed(config, *names)
     if config.norm != "dyt" and wrong:
-        refuse(f"{wrong}: needs norm=dyt, but norm={config.norm}")
+        refuse(f"{wrong}: needs norm=dyt, but norm={config.norm}: set that, or leave it out")
     zero = [name for name in ("dyt_alpha_attn", "dyt_alpha_other") if getattr(config, name) == 0]
     if zero:
         refuse(f"{assignments(config, zero)} would make the slot constant: choose another α₀")
@@ -261,16 +271,13 @@ def check_dyt(config: Any) -> None:
 
 def check_norms_in_attention(config: Any) -> None:
     """QK-norm and the norm on v."""
-    if config.qk_norm_over == "full" and not config.qk_norm:
-        refuse("qk_norm_over=full needs qk_norm=True: set that, or leave it out")
-    if config.qk_norm_over == "full" and config.gain_out == "scale":
-        refuse(
-            "gain_out=scale and qk_norm_over=full both put a vector on all of q and of k: "
-            "leave one of them out"
-        )
-    wrong = changed(config, "qk_norm", "v_norm")
-    if config.gain_out == "norm" and wrong:
-        refuse(f"{wrong}: gain_out=norm already normalises q, k and v: leave one of them out")
+    full = changed(config, "qk_norm_over")
+    if full and not config.qk_norm:
+        refuse(f"{full} needs qk_norm=True: set that, or leave it out")
+    same = {"norm": changed(config, "qk_norm", "v_norm"), "scale": full}  # {gain_out: flags}
+    wrong = same.get(config.gain_out)
+    if wrong:
+        refuse(f"{wrong}: gain_out={config.gain_out} has its own there: leave one of them out")
 
 
 def check_double_norms(config: Any) -> None:
@@ -307,25 +314,16 @@ def check_lns(config: Any) -> None:
 
 
 def check_stream_scales(config: Any) -> None:
-    """DeepNorm, Admin, `skip_scale` and `tied_skip`, which scale the residual stream, layouts
-    without a rule for the depth, and flags that leave `unit_rows` no matrix of its own."""
+    """DeepNorm, Admin and `skip_scale`, which scale the residual stream, layouts without a rule for
+    the depth, and flags that contradict `unit_rows`."""
     wrong = changed(config, "deepnorm", "admin")
+    if config.skip_scale == 0:
+        wrong = "skip_scale=0"
     if config.post_norm != "both" and wrong:
-        refuse(
-            f"{wrong} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
-        )
-    others = changed(config, "pre_norm_sublayers", "skip_scale")
-    if wrong and others:
-        refuse(f"{wrong} scales the stream before all post norms, and contradicts {others}")
-    scaled = changed(config, "skip_scale")
-    if scaled and config.n_layer == 1:
-        refuse(f"{scaled} has no effect on the first block, and n_layer=1: leave it out")
-    has_post_norms = config.post_norm == "both" and config.pre_norm_sublayers <= 2
-    if config.skip_scale == 0 and not has_post_norms:
-        refuse(
-            "skip_scale=0 makes the stream 2·n_layer times larger in each sub-layer after the "
-            "first block: these need post norms, post_norm=both and pre_norm_sublayers up to 2"
-        )
+        refuse(f"{wrong} scales the stream before post norms: set post_norm=both")
+    wrong = changed(config, "skip_scale")
+    if config.n_layer == 1 and wrong:
+        refuse(f"{wrong} has no effect on the first block, and n_layer=1: leave it out")
     wrong = changed(
         config, "fixup", "gpas", "post_norm", "post_norm_blocks", "skip_scale", "tied_skip"
     )
@@ -336,16 +334,11 @@ def check_stream_scales(config: Any) -> None:
             f"{wrong} has no rule for the depth under "
             f"parametrization={config.parametrization}: choose mup or standard"
         )
-    if config.deepnorm and config.admin:
-        refuse("deepnorm and admin both scale the stream: leave one of them out")
-    wrong = changed(config, "deepnorm", "admin", "skip_scale", "gpas")
-    if config.tied_skip and wrong:
-        refuse(f"tied_skip, {wrong}: both scale the stream: leave one of them out")
     wrong = changed(
         config, "init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup"
     )
     if config.unit_rows and wrong:
-        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: leave it out")
+        refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: keep defaults")
 
 
 def check_branch_scale(config: Any) -> None:

@@ -1,5 +1,5 @@
 """nGPT: a stream, and rows of all matrices, of length 1 (arXiv 2410.01131, and NVIDIA/ngpt). Layout
-only: put it after any config.
+only, of language models: put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/layouts/ngpt.py \
         --pos=rope --mlp=swiglu --tie_weights=False --learning_rate=15e-4 --min_lr=0 \
@@ -19,8 +19,11 @@ divides the other one out. It rotates neighbouring channels, we those half a hea
 head's rows of padding have length 1, too [I].
 
 The paper reports 4, 10 and 20 times fewer steps at contexts of 1k, 4k and 8k, with steps 60 to 80%
-longer; by its code's README short runs gain less. The Pre-LN in that code normalised its stream
-until November 2024 (its issue 1), so comparisons with it do not count.
+longer; by its code's README short runs gain less. Logits lie within ±1 at first, and their scale
+moves by √d times the rate a step, so the loss falls slowly at first. The Pre-LN in that code
+normalised its stream until November 2024 (its issue 1), so comparisons with it do not count.
+
+Put no other layout after this one: gain, gain_out and branch_scale would stay.
 """
 
 base = "../dnt/s1.py"

@@ -5,9 +5,9 @@
 
 Matrices of the blocks: LR 0.025 and decay 0.05, tuned by the optimizer track of modded-nanogpt for
 a run of 3,250 steps. The rest, on AdamW: 3.2e-3 of "Fantastic pretraining optimizers" (arXiv
-2509.02046; Muon, 130M parameters, batches of this size), nanoGPT's betas and decay [I]. The
-track's own rates for the rest (embedding 0.7, head 0.004) belong to embeddings of N(0, 1) behind a
-norm: config/optimizers/track_3.py has them.
+2509.02046, of which we have tables, not the text; Muon, 130M parameters, batches of this size),
+nanoGPT's betas and decay [I]. The track's own rates for the rest (embedding 0.7, head 0.004) belong
+to embeddings of N(0, 1) behind a norm: config/optimizers/track_3.py has them.
 """
 
 optimizer = "muon"

@@ -26,41 +26,6 @@ ACTIVATIONS = {
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 
 
-class Family(NamedTuple):
-    """One architecture, as rows of tables that are read in both directions."""
-
-    architecture: str
-    prefix: str  # prefix of the names of all their tensors but the head's
-    flags: dict[str, Any]  # GPTConfig fields with a fixed value
-    sizes: dict[str, str]  # {our field: their key} of the fields that may have any value
-    defaults: dict[str, Any]  # {their key: its value where config.json lacks it}
-    # {their module: ours}. Where several of ours are named, theirs has their rows one after the
-    # other. "{}" is the number of the block from 0; a second "{}" in theirs is the number of the
-    # expert: each expert has a matrix of its own there, and ours is the stack of them.
-    modules: dict[str, str]
-    own_keys: Callable[[GPTConfig], dict[str, Any]]  # further keys of config.json
-    activation: str = "hidden_act"  # their key of the FFN's activation
-    activations: dict[str, str] = GATED  # {value of that key: ours}
-    gain_offset: float = 0.0  # gain of a norm minus its weight in the file
-    transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
-    absent: tuple[str, ...] = ()  # endings of the names of tensors that they lack, and that are 0
-    #   here
-
-
-class Match(NamedTuple):
-    """Tensors with the same values: one of theirs has the rows of all of ours one after the other,
-    or one of ours is the stack of all of theirs."""
-
-    theirs: list[str]
-    ours: list[str]
-    transposed: bool  # whether theirs is (in, out)
-    offset: float  # ours minus theirs
-
-
-def gpt2_keys(config: GPTConfig) -> dict[str, Any]:
-    return dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-
-
 def llama_keys(config: GPTConfig) -> dict[str, Any]:
     """Also those of the families that are LLaMAs but for some of their parts."""
     theta = config.rope_theta
@@ -89,6 +54,38 @@ def gemma3_keys(config: GPTConfig) -> dict[str, Any]:
     )
 
 
+class Family(NamedTuple):
+    """One architecture, as rows of tables that are read in both directions."""
+
+    architecture: str
+    prefix: str  # prefix of the names of all their tensors but the head's
+    flags: dict[str, Any]  # GPTConfig fields with a fixed value
+    sizes: dict[str, str]  # {our field: their key} of the fields that may have any value
+    defaults: dict[str, Any]  # {their key: its value where config.json lacks it}
+    # {their module: ours}. Where several of ours are named, theirs has their rows one after the
+    # other. "{}" is the number of the block from 0; a second "{}" in theirs is the number of the
+    # expert: each expert has a matrix of its own there, and ours is the stack of them.
+    modules: dict[str, str]
+    # further keys of config.json
+    own_keys: Callable[[GPTConfig], dict[str, Any]] = llama_keys
+    activation: str = "hidden_act"  # their key of the FFN's activation
+    activations: dict[str, str] = GATED  # {value of that key: ours}
+    gain_offset: float = 0.0  # gain of a norm minus its weight in the file
+    transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
+    absent: tuple[str, ...] = ()  # endings of the names of tensors that they lack, and that are 0
+    #   here
+
+
+class Match(NamedTuple):
+    """Tensors with the same values: one of theirs has the rows of all of ours one after the other,
+    or one of ours is the stack of all of theirs."""
+
+    theirs: list[str]
+    ours: list[str]
+    transposed: bool  # whether theirs is (in, out)
+    offset: float  # ours minus theirs
+
+
 GPT2 = Family(
     "GPT2LMHeadModel",
     "transformer.",
@@ -108,7 +105,6 @@ GPT2 = Family(
         tie_word_embeddings=True,
         layer_norm_epsilon=1e-5,
         initializer_range=0.02,
-        n_inner=None,
         activation_function="gelu_new",
     ),
     {
@@ -123,22 +119,27 @@ GPT2 = Family(
         "ln_f": "final_norm",
         "lm_head": "head",
     },
-    gpt2_keys,
+    lambda config: dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
     "activation_function",
     ACTIVATIONS,
     transposed=True,
 )
-BARE = {
+ATTENTION = {
     "embed_tokens": "wte",
     **{f"layers.{{}}.self_attn.{x}_proj": f"blocks.{{}}.attn.f.{x}" for x in "qkvo"},
     "norm": "final_norm",
     "lm_head": "head",
 }
-ATTENTION = BARE | {
+PRE_LN = ATTENTION | {
     "layers.{}.input_layernorm": "blocks.{}.attn.pre",
     "layers.{}.post_attention_layernorm": "blocks.{}.mlp.pre",
 }
+MID_NORMS = {
+    "layers.{}.post_attention_layernorm": "blocks.{}.attn.mid",
+    "layers.{}.post_feedforward_layernorm": "blocks.{}.mlp.mid",
+}
 QK_NORM = {f"layers.{{}}.self_attn.{x}_norm": f"blocks.{{}}.attn.f.{x}_norm" for x in "qk"}
+QK_NORM_OVER_ALL = {name: ours.replace("_norm", ".out") for name, ours in QK_NORM.items()}
 GATE_UP_DOWN = "gate_proj up_proj down_proj"
 
 
@@ -151,6 +152,7 @@ def gated(theirs: str, names: str, ours: str) -> dict[str, str]:
     return modules
 
 
+FFN = gated("mlp", GATE_UP_DOWN, "mlp.f")
 LLAMA = Family(
     "LlamaForCausalLM",
     "model.",
@@ -169,8 +171,7 @@ LLAMA = Family(
         init_std="initializer_range",
     ),
     dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu"),
-    ATTENTION | gated("mlp", GATE_UP_DOWN, "mlp.f"),
-    llama_keys,
+    PRE_LN | FFN,
 )
 QWEN2 = LLAMA._replace(  # only read: exports are LLaMA with all biases instead
     architecture="Qwen2ForCausalLM",
@@ -189,21 +190,14 @@ OLMO2 = LLAMA._replace(
     architecture="Olmo2ForCausalLM",
     flags=QWEN3.flags | dict(pre_norm="none", mid_norm="both", qk_norm_over="full"),
     defaults=LLAMA.defaults | dict(rms_norm_eps=1e-5),
-    modules=BARE
-    | gated("mlp", GATE_UP_DOWN, "mlp.f")
-    | {f"layers.{{}}.self_attn.{x}_norm": f"blocks.{{}}.attn.f.{x}.out" for x in "qk"}
-    | {
-        "layers.{}.post_attention_layernorm": "blocks.{}.attn.mid",
-        "layers.{}.post_feedforward_layernorm": "blocks.{}.mlp.mid",
-    },
+    modules=ATTENTION | FFN | MID_NORMS | QK_NORM_OVER_ALL,
 )
 GEMMA3 = LLAMA._replace(
     architecture="Gemma3ForCausalLM",
     flags=QWEN3.flags | dict(mid_norm="both", embed_scale=True),
-    defaults=dict(
+    defaults=LLAMA.defaults
+    | dict(
         tie_word_embeddings=True,
-        rms_norm_eps=1e-6,
-        initializer_range=0.02,
         hidden_activation="gelu_pytorch_tanh",
         num_key_value_heads=4,
         head_dim=256,
@@ -212,15 +206,9 @@ GEMMA3 = LLAMA._replace(
         use_sliding_window=False,  # not a key of theirs: their layer_types alone say it
         layer_types=["sliding_attention"],  # of most layers
     ),
-    modules=BARE
-    | QK_NORM
-    | gated("mlp", GATE_UP_DOWN, "mlp.f")
-    | {
-        "layers.{}.input_layernorm": "blocks.{}.attn.pre",
-        "layers.{}.post_attention_layernorm": "blocks.{}.attn.mid",
-        "layers.{}.pre_feedforward_layernorm": "blocks.{}.mlp.pre",
-        "layers.{}.post_feedforward_layernorm": "blocks.{}.mlp.mid",
-    },
+    modules=QWEN3.modules
+    | MID_NORMS
+    | {"layers.{}.pre_feedforward_layernorm": "blocks.{}.mlp.pre"},
     own_keys=gemma3_keys,
     activation="hidden_activation",
     gain_offset=1.0,
@@ -230,7 +218,7 @@ MIXTRAL = LLAMA._replace(
     flags=LLAMA.flags | dict(bias=False, router_norm=True),
     sizes=LLAMA.sizes | dict(n_expert="num_local_experts", n_expert_active="num_experts_per_tok"),
     defaults=LLAMA.defaults | dict(rms_norm_eps=1e-5, rope_theta=1e6),
-    modules=ATTENTION
+    modules=PRE_LN
     | {"layers.{}.block_sparse_moe.gate": "blocks.{}.mlp.f.router"}
     | gated("block_sparse_moe.experts.{}", "w1 w3 w2", "mlp.f.experts"),
 )
@@ -239,7 +227,7 @@ QWEN3_MOE = MIXTRAL._replace(
     flags=QWEN3.flags,
     sizes=MIXTRAL.sizes | dict(n_ff="moe_intermediate_size", router_norm="norm_topk_prob"),
     defaults=LLAMA.defaults | dict(norm_topk_prob=False),
-    modules=ATTENTION
+    modules=PRE_LN
     | QK_NORM
     | {"layers.{}.mlp.gate": "blocks.{}.mlp.f.router"}
     | gated("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
@@ -286,6 +274,9 @@ def missing_parts(theirs: dict[str, Any], rope: dict[str, Any]) -> list[str]:
             parts.append(f"{key}={theirs[key]!s:.40}")
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         parts.append(f"sliding_window={theirs['sliding_window']}")
+    scalar = theirs.get("query_pre_attn_scalar")  # attention divides by its root
+    if scalar not in (None, theirs.get("head_dim")):
+        parts.append(f"query_pre_attn_scalar={scalar} beside head_dim={theirs.get('head_dim')}")
     for name in dict.fromkeys(theirs.get("layer_types") or ()):
         if name != "full_attention":
             parts.append(f"layer_types with {name}")
@@ -343,12 +334,6 @@ def config_from_theirs(theirs: dict[str, Any]) -> GPTConfig:
         flags["rope_theta"] = float(rope.get("rope_theta") or values.get("rope_theta") or 10000.0)
     config = GPTConfig(**flags)
     config.check()
-    scalar = values.get("query_pre_attn_scalar", config.head_dim)
-    if scalar != config.head_dim:
-        raise ValueError(
-            f"query_pre_attn_scalar={scalar} is not head_dim={config.head_dim}, by whose root "
-            "attention divides here"
-        )
     if config.head_size * config.n_head == config.n_embd:
         config.head_size = 0
     if config.n_kv_head == config.n_head:

@@ -69,7 +69,7 @@ def misfits(config: GPTConfig, kind: str) -> list[str]:
     wanted.pop("embed_scale", None)  # a scalar moves into the table
     if config.mlp not in family.activations.values():
         wanted["mlp"] = " or ".join(dict.fromkeys(family.activations.values()))
-    if config.gain_out == "norm":  # its other values move into the matrices
+    if config.gain_out != "scale":  # those vectors move into the matrices
         wanted["gain_out"] = "none"
     if kind == "gpt2":
         del wanted["bias"]  # the biases may be 0

@@ -185,12 +185,14 @@ def uses_betas(config: TrainConfig, model: Transformer) -> bool:
 
 
 def role_notes(config: TrainConfig, model: Transformer) -> list[str]:
-    """The notes that depend on the model: on betas, and on flags for roles that it does not
-    have."""
+    """The notes that depend on the model: on betas, on decay, and on flags for roles that it
+    does not have."""
     roles = set(model.roles().values())
     lines = []
     if (config.beta1, config.beta2) != (0.9, 0.95) and not uses_betas(config, model):
         lines.append(f"beta1 and beta2 have no effect on {config.optimizer}")
+    if config.cautious_decay and not config.weight_decay and not config.adamw_weight_decay:
+        lines.append("cautious_decay has no effect: there is no weight decay")
     if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
         lines.append("decay_gains has no effect: the model has no gains")
     if config.decay_scalars and not roles & {"scalar", "bias"}:

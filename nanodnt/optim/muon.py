@@ -62,7 +62,7 @@ def defaults_for(config: TrainConfig) -> dict[str, float]:
     most = len(ITERATIONS[config.muon_coefficients or "jordan"].steps)
     if config.muon_steps and config.muon_steps > most:
         text = f"muon_steps={config.muon_steps}: muon_coefficients={config.muon_coefficients}"
-        refuse(f"{text} has {most}: lower muon_steps")
+        refuse(f"{text} has coefficients for {most}: lower muon_steps")
     if config.muon_adjust_lr != "original":
         return {}
     return dict(

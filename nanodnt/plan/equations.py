@@ -361,6 +361,8 @@ def sine(u: Tensor, in_scale: Tensor | None = None, *_: Tensor) -> Tensor:
 def describe_init(model: Transformer) -> str:
     """A line on the initial values of the matrices."""
     config = model.config
+    if config.unit_rows:
+        return "initial weights: rows, columns of o and down, of length 1, as after each step"
     kind = f"N(0, {config.init_std:g}²)"
     if config.init != "normal":
         cut = " cut off at 2σ" if config.init == "xavier_cut" else ""
@@ -376,6 +378,4 @@ def describe_init(model: Transformer) -> str:
         matrices_of.setdefault(number_range(factors), []).append(matrix)
     for text, matrices in matrices_of.items():
         kind += f"; {', '.join(matrices)} times {text}"
-    if config.unit_rows:
-        kind = "rows, columns of o and down, of length 1, as after each step; random directions"
     return f"initial weights: {kind}"

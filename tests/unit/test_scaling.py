@@ -9,7 +9,7 @@ import pytest
 
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
-from support.models import ALL, SIZE, batch, error
+from support.models import ALL, NGPT, SIZE, batch, error
 from support.optimizers import filled
 from support.runs import bits
 from support.tolerances import roundings
@@ -146,6 +146,15 @@ def test_initial_weights(is_text, init):
             factor *= math.sqrt((fixed + 64) / (fixed + 16))
         factor *= R if name.endswith(("f.o.weight", "down.weight", "mid.gain")) else 1
         assert error(p, q * factor) < roundings(8), name
+
+
+def test_scales_on_the_sphere_are_stored_as_the_bases():
+    """At 1/√16, so Adam moves their values as the base's."""
+    model = GPT(GPTConfig(**LARGE | NGPT | dict(unit_rows=False, parametrization="mup")))
+    consts = {"blocks.3.attn.mid": 0.3 * 4, "blocks.3.attn.f.qk_scale": 4, "logits_scale": 1}
+    for name, const in consts.items():
+        slot = model.get_submodule(name)
+        assert set(slot.gain.tolist()) == {1 / 4} and slot.const == const
 
 
 # A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR
