@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from nanodnt.optim.kernels import can_compile, decay_cautiously, update_adamw, update_each
+from nanodnt.optim.kernels import decay_cautiously, update_adamw
 from nanodnt.optim.registry import (
     RATIOS,
     Group,
@@ -22,10 +22,14 @@ from nanodnt.optim.registry import (
 )
 from nanodnt.settings import TrainConfig
 
+EPS = 1e-8
+
 
 def options(config: TrainConfig, role: str, model: Transformer) -> Group:
+    """A rule that AdamW completes may have neither flag: then ε is the default."""
     betas = (config.beta1, config.beta2)
-    return Group(betas=betas, eps=config.adam_eps, cautious=config.cautious_decay)
+    cautious = bool(config.cautious_decay)
+    return Group(betas=betas, eps=config.adam_eps or EPS, cautious=cautious)
 
 
 def state(p: Tensor, group: Group) -> State:
@@ -42,17 +46,13 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
         weights = local_shards(params)
         gradients = local_shards(grads)
         averages = local_shards([s["exp_avg"] for s in states])
-        rates = dict(lr=group["lr"], weight_decay=group["weight_decay"])
         divisor = grad_scale
-        if group["cautious"] and group["weight_decay"]:
+        if group["cautious"]:
             divide_gradients(grads, grad_scale)
             divisor = None
-            # the new m, which has the sign of the update
-            ahead = (g.lerp(m, beta1) for g, m in zip(gradients, averages, strict=True))
-            compiled = can_compile(group, params[0])
-            lists = (weights, ahead)
-            update_each(decay_cautiously, lists, None, found_inf, compiled, **rates)
-            rates["weight_decay"] = 0.0
+        # the new m, which has the sign of the update
+        ahead = (g.lerp(m, beta1) for g, m in zip(gradients, averages, strict=True))
+        decay = decay_cautiously(group, weights, ahead, found_inf)
         update_adamw(
             weights,
             gradients,
@@ -61,10 +61,11 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
             [s["step"] for s in states],
             divisor,
             found_inf,
+            lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
+            weight_decay=decay,
             eps=group["eps"],
-            **rates,
         )
 
 
@@ -73,6 +74,6 @@ register(
     options,
     state,
     step,
-    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
+    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=EPS, cautious_decay=False),
     ratios=RATIOS,
 )

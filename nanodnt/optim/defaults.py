@@ -98,6 +98,10 @@ def check_rates(config: TrainConfig, entry: Rule) -> None:
         if value != off and not getattr(config, decay):
             text = f"{name}={value} decays by {decay}, which is 0"
             refuse(f"{text}: set that, or leave {name} out")
+    decays = [getattr(config, f"{prefix}weight_decay") for prefix in prefixes]
+    if config.cautious_decay and not any(decays):
+        text = "cautious_decay=True decays by weight_decay, which is 0"
+        refuse(f"{text}: set that, or leave cautious_decay out")
     if config.input_gains != "final" and config.decay_gains in ("none", "all"):
         text = f"input_gains={config.input_gains} needs decay_gains=input or output"
         refuse(f"{text}, not {config.decay_gains}")

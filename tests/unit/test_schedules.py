@@ -177,6 +177,10 @@ REFUSED = [
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
+    (
+        dict(MU, cautious_decay=True, weight_decay=0.0),
+        "cautious_decay=True decays by weight_decay, which is 0",
+    ),
     # under Muon AdamW updates gains and scalars
     (
         dict(SGD, decay_scalars=True, weight_decay=0.0),

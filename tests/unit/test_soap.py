@@ -19,15 +19,12 @@ def authors_soap(w, decay, steps):
     """The authors' algorithm for one matrix: m stays rotated, and moves to the new bases when they
     change. `steps`: [(gradient, LR)]."""
     beta1, beta2 = BETAS
-    t = 0
-    for g, lr in steps:
-        if t == 0 and g is steps[0][0]:
-            averages = [(1 - beta2) * (g @ g.T), (1 - beta2) * (g.T @ g)]
-            q_l, q_r = (torch.linalg.eigh(average)[1].flip(1) for average in averages)
-            m = torch.zeros_like(w)
-            v = torch.zeros_like(w)
-            continue
-        t += 1
+    g = steps[0][0]
+    averages = [(1 - beta2) * (g @ g.T), (1 - beta2) * (g.T @ g)]
+    q_l, q_r = (torch.linalg.eigh(average)[1].flip(1) for average in averages)
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w)
+    for t, (g, lr) in enumerate(steps[1:], 1):
         rotated = q_l.T @ g @ q_r
         m = beta1 * m + (1 - beta1) * rotated
         v = beta2 * v + (1 - beta2) * rotated**2
@@ -70,16 +67,13 @@ def test_it_is_the_authors_algorithm(layout):
     assert_steps(update, tiny(**layout).double(), TOLERANCE, **flags)
 
 
-def run(grads, p, frequency, bases=None):
-    """SOAP's steps on one matrix, without decay: (p, its state). `bases`: after the first
-    gradient."""
+def run(grads, p, frequency):
+    """(p, its state) after SOAP's steps on one matrix, without decay."""
     group = Group(betas=BETAS, eps=1e-8, frequency=frequency, lr=0.01, weight_decay=0.0)
     p = p.clone()
     state = RULES["soap"].state(p, group)
-    for i, g in enumerate(grads):
+    for g in grads:
         RULES["soap"].step([Work(group, [p], [g.clone()], [state])], None, None)
-        if i == 0 and bases:
-            state |= bases
     return p, state
 
 
@@ -107,22 +101,3 @@ def test_gradients_in_another_basis_move_the_weights_in_it():
     there, _ = run([u @ g @ v.T for g in grads], u @ start @ v.T, frequency=2)
     torch.testing.assert_close(there, u @ here @ v.T, rtol=0.0, atol=1e-9)
     assert (here - start).norm() > 0.1
-
-
-def test_in_the_basis_of_the_weights_it_is_adam_one_step_late():
-    """ε is added to a √v without correction, which gradients of size 1e-8 show."""
-    start, *grads = draw(9, 6, 4)
-    grads = [1e-8 * g for g in grads]
-    bases = dict(left_basis=torch.eye(6).double(), right_basis=torch.eye(4).double())
-    p, state = run(grads, start, 100, bases)
-    w = start
-    m = torch.zeros_like(w)
-    v = torch.zeros_like(w)
-    for t, g in enumerate(grads[1:], 1):
-        m = BETAS[0] * m + (1 - BETAS[0]) * g
-        v = BETAS[1] * v + (1 - BETAS[1]) * g**2
-        m_hat = m / (1 - BETAS[0] ** t)
-        correction = (1 - BETAS[1] ** t) ** 0.5
-        w = w - 0.01 * m_hat / (v.sqrt() / correction + 1e-8 / correction)
-    torch.testing.assert_close(p, w, rtol=0.0, atol=1e-12)
-    assert state["step"] == 8
