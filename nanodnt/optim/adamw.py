@@ -11,15 +11,7 @@ from torch import Tensor
 
 from model import Transformer
 from nanodnt.optim.kernels import decay_cautiously, update_adamw
-from nanodnt.optim.registry import (
-    RATIOS,
-    Group,
-    State,
-    Work,
-    divide_gradients,
-    local_shards,
-    register,
-)
+from nanodnt.optim.registry import RATIOS, Group, State, Work, local_shards, register
 from nanodnt.settings import TrainConfig
 
 EPS = 1e-8
@@ -41,17 +33,15 @@ def state(p: Tensor, group: Group) -> State:
 
 
 def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    scale = 1.0 if grad_scale is None else grad_scale
     for group, params, grads, states in work:
         beta1, beta2 = group["betas"]
         weights = local_shards(params)
         gradients = local_shards(grads)
         averages = local_shards([s["exp_avg"] for s in states])
-        divisor = grad_scale
-        if group["cautious"]:
-            divide_gradients(grads, grad_scale)
-            divisor = None
-        # the new m, which has the sign of the update
-        ahead = (g.lerp(m, beta1) for g, m in zip(gradients, averages, strict=True))
+        # the new m, which has the sign of the update; computed where decay is cautious
+        pairs = zip(gradients, averages, strict=True)
+        ahead = (torch.lerp(g / scale, m, beta1) for g, m in pairs)
         decay = decay_cautiously(group, weights, ahead, found_inf)
         update_adamw(
             weights,
@@ -59,7 +49,7 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
             averages,
             local_shards([s["exp_avg_sq"] for s in states]),
             [s["step"] for s in states],
-            divisor,
+            grad_scale,
             found_inf,
             lr=group["lr"],
             beta1=beta1,

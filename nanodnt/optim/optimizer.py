@@ -105,7 +105,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict, step: int) -> None:
         fits = False
     if not fits:
         problem = "the checkpoint's optimizer state does not fit this optimizer on this model"
-        cause = "it is damaged or belongs to other parameters"
+        cause = "it is damaged, or belongs to other parameters or other flags of the optimizer"
         fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights"
         refuse(f"{problem}: {cause}; {fix} alone")
     optimizer.load(states, saved["param_groups"])
