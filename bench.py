@@ -10,7 +10,7 @@ python bench.py config/gpt2_small.py --vary=config/dnt/s1.py,config/dnt/s5.py
 
 Variants take turns in one process, so a machine that slows down slows all of them alike: trust the
 ratios. `make test-gpu` tests the arithmetic of a GPU, `make gpu-check` checks and measures one in
-11 minutes.
+14 minutes.
 """
 
 import gc

@@ -64,6 +64,13 @@ def own_rows(p: Tensor) -> range:
     return row_ranges(n, dist.get_world_size(group))[dist.get_rank(group)]
 
 
+def own_part(by_row: Tensor, p: Tensor) -> Tensor:
+    """A view of `by_row` (…, one number for each row of p) that holds the rows of this process."""
+    rows = own_rows(p)
+    dim = by_row.ndim + 1 - p.ndim + shard_dim(p)
+    return by_row.narrow(dim, rows.start, len(rows))
+
+
 def choose_dim(p: Tensor, world_size: int) -> int:
     """The dimension along which FSDP2 is to split p: the second of a stack whose matrices do not
     divide evenly over the processes, while their rows do; else the first."""

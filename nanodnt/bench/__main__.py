@@ -1,6 +1,6 @@
 """Check and measure a machine in parts, each a process of its own that anyone can start alone.
 
-python -m nanodnt.bench gpu-check out/gpu          # tests and speed of one GPU, 11 minutes (guess)
+python -m nanodnt.bench gpu-check out/gpu          # tests and speed of one GPU, 14 minutes (guess)
 python -m nanodnt.bench gpu-profile out/gpu        # time of a step by kind of kernel, 4 minutes
 python -m nanodnt.bench gpu-papers out/gpu         # DyT's Table 7, DNT's Table 2, 8 minutes
 python -m nanodnt.bench cpu-check out/cpu          # our step beside nanoGPT's, up to an hour
@@ -61,6 +61,8 @@ SCRIPTS = {
         "xl": Part(120, f"{XL} --accumulation=4 --repeats=3 --steps=5"),
         "optimizers": Part(120, OPTIMIZERS),
         "muon": Part(120, f"{DNT} --batch_size=512 --vary={MUONS} --repeats=3"),
+        # of ten updates one changes the bases
+        "soap": Part(200, f"{DNT} --batch_size=32 --vary=optimizer=adamw,soap --steps=10"),
         "accumulation": Part(70, f"{GPT2} --batch_size=32 --vary=accumulation=1,4 --repeats=3"),
     },
     "gpu-profile": {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layers.roles import MATRICES
-from layers.sharding import own_rows, shard_dim, shard_group
+from layers.sharding import own_part, shard_group
 from model import Transformer
 from nanodnt.optim.kernels import can_compile, count_step, plain_adamw, update_averages, update_each
 from nanodnt.optim.registry import (
@@ -129,7 +129,8 @@ def mean_squares(
         own_norms = norms
         row_counts = [row_count(p) for p in params]
         norms = own_norms[0].new_zeros(sum(row_counts)).split(row_counts)
-        own_parts = [own_part(part, p) for p, part in zip(params, norms, strict=True)]
+        by_row = zip(params, norms, strict=True)
+        own_parts = [own_part(part.view(p.shape[:-1]), p) for p, part in by_row]
         torch._foreach_copy_(own_parts, own_norms)
     squares = torch.cat([norm.view(-1) for norm in norms]).square()
     if shards:
@@ -156,7 +157,8 @@ def subtract(group: Group, params: list[Tensor], m: list[Tensor], sizes: Tensor)
     if rows:
         row_sizes = sizes.repeat_interleave(rows).split([row_count(p) for p in params])
         for p, w, mean, size in zip(params, weights, means, row_sizes, strict=True):
-            w.addcmul_(mean, own_part(size, p)[..., None], value=-1)
+            size = own_part(size.view(p.shape[:-1]), p)
+            w.addcmul_(mean, size[..., None], value=-1)
         return
     counts = [mean.numel() for mean in means]
     steps = torch.cat([size.expand(n) for size, n in zip(sizes.unbind(), counts, strict=True)])
@@ -168,13 +170,6 @@ def subtract(group: Group, params: list[Tensor], m: list[Tensor], sizes: Tensor)
 def row_count(p: Tensor) -> int:
     """The rows of a matrix, or of all matrices of a stack; of other tensors the entries."""
     return p.shape[:-1].numel() if p.ndim > 1 else len(p)
-
-
-def own_part(by_row: Tensor, p: Tensor) -> Tensor:
-    """A view of `by_row`, one number for each row of p (`row_count`), that holds the rows of this
-    process."""
-    rows = own_rows(p)
-    return by_row.view(p.shape[:-1]).narrow(shard_dim(p), rows.start, len(rows))
 
 
 register(

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from nanodnt.optim.kernels import can_compile, decay_cautiously, update_adamw, update_each
-from nanodnt.optim.registry import (
-    RATIOS,
-    Group,
-    State,
-    Work,
-    divide_gradients,
-    local_shards,
-    register,
-)
+from nanodnt.optim.kernels import decay_cautiously, update_adamw
+from nanodnt.optim.registry import RATIOS, Group, State, Work, local_shards, register
 from nanodnt.settings import TrainConfig
+
+EPS = 1e-8
 
 
 def options(config: TrainConfig, role: str, model: Transformer) -> Group:
+    """A rule that AdamW completes may have neither flag: then ε is the default."""
     betas = (config.beta1, config.beta2)
-    return Group(betas=betas, eps=config.adam_eps, cautious=config.cautious_decay)
+    cautious = bool(config.cautious_decay)
+    return Group(betas=betas, eps=config.adam_eps or EPS, cautious=cautious)
 
 
 def state(p: Tensor, group: Group) -> State:
@@ -37,34 +33,29 @@ def state(p: Tensor, group: Group) -> State:
 
 
 def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    scale = 1.0 if grad_scale is None else grad_scale
     for group, params, grads, states in work:
         beta1, beta2 = group["betas"]
         weights = local_shards(params)
         gradients = local_shards(grads)
         averages = local_shards([s["exp_avg"] for s in states])
-        rates = dict(lr=group["lr"], weight_decay=group["weight_decay"])
-        divisor = grad_scale
-        if group["cautious"] and group["weight_decay"]:
-            divide_gradients(grads, grad_scale)
-            divisor = None
-            # the new m, which has the sign of the update
-            ahead = (g.lerp(m, beta1) for g, m in zip(gradients, averages, strict=True))
-            compiled = can_compile(group, params[0])
-            lists = (weights, ahead)
-            update_each(decay_cautiously, lists, None, found_inf, compiled, **rates)
-            rates["weight_decay"] = 0.0
+        # the new m, which has the sign of the update; computed where decay is cautious
+        pairs = zip(gradients, averages, strict=True)
+        ahead = (torch.lerp(g / scale, m, beta1) for g, m in pairs)
+        decay = decay_cautiously(group, weights, ahead, found_inf)
         update_adamw(
             weights,
             gradients,
             averages,
             local_shards([s["exp_avg_sq"] for s in states]),
             [s["step"] for s in states],
-            divisor,
+            grad_scale,
             found_inf,
+            lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
+            weight_decay=decay,
             eps=group["eps"],
-            **rates,
         )
 
 
@@ -73,6 +64,6 @@ register(
     options,
     state,
     step,
-    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=1e-8, cautious_decay=False),
+    defaults=dict(learning_rate=6e-4, weight_decay=0.1, adam_eps=EPS, cautious_decay=False),
     ratios=RATIOS,
 )

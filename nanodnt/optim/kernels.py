@@ -121,6 +121,21 @@ def update_averages(
         torch._foreach_copy_(ahead, averages)
 
 
+def decay_cautiously(
+    group: Group, params: list[Tensor], updates: Iterable[Tensor], found_inf: Tensor | None
+) -> float:
+    """Cautious weight decay (arXiv 2510.12402, Algorithm 1) where the group has it, a pass before
+    the step: p ← p (1 − lr λ) where the update u, which the step subtracts, moves p towards zero: u
+    p ≥ 0. Returns the decay that the step has still to do."""
+    decay = group["weight_decay"]
+    if not group["cautious"] or not decay:
+        return decay
+    compiled = can_compile(group, params[0])
+    rates = dict(lr=group["lr"], weight_decay=decay)
+    update_each(masked_decay, (params, updates), None, found_inf, compiled, **rates)
+    return 0.0
+
+
 def count_step(steps: list[Tensor], found_inf: Tensor | None) -> None:
     """t ← t + 1 for each t of `steps`, but not where found_inf is true."""
     if found_inf is None:
@@ -275,7 +290,7 @@ def plain_sgd(
     set_if_finite(p, p - lr * (direction + weight_decay * p), found_inf)
 
 
-def decay_cautiously(
+def masked_decay(
     p: Tensor,
     u: Tensor,
     grad_scale: Tensor | None,
@@ -284,8 +299,6 @@ def decay_cautiously(
     lr: float | Tensor,
     weight_decay: float,
 ) -> None:
-    """Cautious weight decay (arXiv 2510.12402, Algorithm 1), a pass before the step: p ← p (1 − lr
-    λ) where the update u, which the step subtracts, moves p towards zero: u p ≥ 0."""
     shrinks = p.sign().mul_(u).ge_(0)  # 1 or 0; products of tiny u and p would be 0
     p.mul_(shrinks.mul_(-lr * weight_decay * one_if_finite(found_inf)).add_(1))
 

@@ -18,11 +18,14 @@ LR, decay and f are the defaults of that code; its betas are 0.95 both. There a 
 side has one, and embedding, head and vectors are on AdamW: our choice.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from layers.sharding import is_sharded
 from model import Transformer
+from nanodnt.optim.kernels import count_step
 from nanodnt.optim.registry import Group, State, Work, divide_gradients, register
 from nanodnt.settings import TrainConfig
 
@@ -66,15 +69,18 @@ def step(work: list[Work], grad_scale: Tensor | None, found_inf: Tensor | None) 
     for part in work:
         divide_gradients(part.grads, grad_scale)
         for batch in make_batches(part):
+            steps = [tensors["step"] for tensors in batch]
             changed = ["p", "exp_avg", "exp_avg_sq", "left", "right"]
-            if any(matrix.t % part.group["frequency"] == 0 for matrix in batch):
+            if any(int(step) % part.group["frequency"] == 0 for step in steps):
                 changed += ["left_basis", "right_basis"]
-            update_batch(batch, changed, update_matrix, part.group)
+            update_batch(batch, changed, partial(update_matrix, part.group))
+            count_step(steps, None)
 
 
-def update_matrix(tensors: dict[str, Tensor], t: int, group: Group) -> None:
+def update_matrix(group: Group, tensors: State) -> None:
     """Update t, from 0, of one matrix, or of a stack of them, in place. `tensors`: p, its gradient
     and its state."""
+    t = int(tensors["step"])
     beta1, beta2 = group["betas"]
     lr = group["lr"]
     g = tensors["grad"]

@@ -153,11 +153,9 @@ def test_it_is_the_plain_iteration(series, kind, shape):
 def test_matrices_of_a_stack_are_by_themselves(series):
     """Bit by bit, beside one of zeros, which stays zero."""
     for shape in ((64, 130), (24, 24), (30, 1)):
-        zeros = torch.zeros(shape, dtype=torch.float64)
-        stack = torch.stack([matrix("random", *shape), zeros, matrix("rank", *shape)]).float()
+        stack = torch.stack([matrix("random", *shape).float(), torch.zeros(shape)])
         found = newton_schulz(stack, 5, series)
-        for part, y in zip(stack, found, strict=True):
-            assert torch.equal(newton_schulz(part[None], 5, series)[0], y)
+        assert torch.equal(newton_schulz(stack[:1], 5, series)[0], found[0])
         assert not found[1].any()
 
 
@@ -293,11 +291,9 @@ def test_in_fp32_it_is_the_recurrence_in_float64(case):
             size = size_of(adjust, *w.shape)
             if "muon_row_norm" in flags:
                 v = beta2 * v + (1 - beta2) * (o**2).mean(1, keepdim=True)
-                norm = o.norm()
+                norm = o.norm() if adjust == "original" else 0.2 * w.numel() ** 0.5 / size
                 o = o / (v.sqrt() + 1e-10)
                 o = o * norm / o.norm()
-                if adjust == "match_rms_adamw":
-                    o, size = o / (o**2).mean().sqrt(), 0.2
             decay = 0.3 * w
             if "cautious_decay" in flags:
                 decay = torch.where(o * w < 0, 0.0, decay)

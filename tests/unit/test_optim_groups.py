@@ -365,6 +365,13 @@ def test_an_update_without_betas():
         assert notes(config, tiny()) == ["beta1 and beta2 have no effect on signum"]
 
 
+def test_adamw_completes_a_rule_that_has_none_of_its_flags():
+    with registered(lion_source().replace("defaults=", "fallback_rule='adamw', defaults=")):
+        groups = make_optimizer(tiny(), settings(optimizer="lion")).param_groups
+        found = {(g["eps"], g["cautious"]) for g in groups if g["rule"] == "adamw"}
+        assert found == {(1e-8, False)}
+
+
 def test_lion_clips_and_skips(lion):
     """Gradients are divided by grad_scale; where one is not finite, parameters, state and the count
     of steps keep their bits, in the first step and later."""

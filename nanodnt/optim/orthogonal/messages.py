@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from layers.sharding import own_rows, row_ranges, shard_dim, shard_group
+from layers.sharding import own_part, row_ranges, shard_group
 from nanodnt.optim.orthogonal.newton_schulz import split_into_stacks
 from nanodnt.optim.registry import Group, State
 
@@ -138,15 +138,9 @@ def all_rows(own: Tensor, p: Tensor) -> Tensor:
     if shards is None:
         return own
     whole = own.new_zeros(len(own), *p.shape[:-1])
-    part_of_rows(whole, p).copy_(own)
+    own_part(whole, p).copy_(own)
     dist.all_reduce(whole, group=shards)
     return whole
-
-
-def part_of_rows(whole: Tensor, p: Tensor) -> Tensor:
-    """The reverse: a view of the numbers of this process's rows."""
-    rows = own_rows(p)
-    return whole.narrow(1 + shard_dim(p), rows.start, len(rows))
 
 
 @cache

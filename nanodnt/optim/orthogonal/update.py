@@ -10,14 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from layers.sharding import is_sharded, local_shard, shard_dim
-from nanodnt.optim.kernels import (
-    can_compile,
-    decay_cautiously,
-    update_averages,
-    update_each,
-    update_sgd,
-)
+from layers.sharding import is_sharded, local_shard, own_part, shard_dim
+from nanodnt.optim.kernels import can_compile, decay_cautiously, update_averages, update_sgd
 from nanodnt.optim.orthogonal.messages import (
     Alone,
     Batch,
@@ -25,7 +19,6 @@ from nanodnt.optim.orthogonal.messages import (
     all_rows,
     assign_owners,
     choose_processes,
-    part_of_rows,
 )
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
 from nanodnt.optim.registry import State, Work, if_finite
@@ -133,18 +126,13 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
     for part in split_into_stacks(pairs, batch.p):
         params = [local_shard(matrix.p) for matrix, _ in part]
         steps = [update for _, update in part]
-        if not compiled or group["row_beta"] is not None:
-            stack = stack_as(params[0].dtype, steps)
-            if group["row_beta"] is not None:
-                states = [matrix.state for matrix, _ in part]
-                normalize_rows(stack, batch, states, found_inf)
-            steps = list(stack)
-        decay = group["weight_decay"]
-        if group["cautious"] and decay:
-            rates = dict(lr=group["lr"], weight_decay=decay)
-            lists = (params, steps)
-            update_each(decay_cautiously, lists, None, found_inf, compiled, **rates)
-            decay = 0.0
+        averages = [m.state["row_squares"] for m, _ in part if "row_squares" in m.state]
+        if averages or not compiled:
+            steps = stack_as(params[0].dtype, steps)
+        if averages:
+            normalize_rows(steps, batch, averages, found_inf)
+        steps = list(steps)
+        decay = decay_cautiously(group, params, steps, found_inf)
         update_sgd(
             params,
             steps,
@@ -160,10 +148,10 @@ def apply_updates(batch: Batch, updates: Tensor | list[Tensor], found_inf: Tenso
 
 
 def normalize_rows(
-    stack: Tensor, batch: Batch, states: list[State], found_inf: Tensor | None
+    stack: Tensor, batch: Batch, averages: list[Tensor], found_inf: Tensor | None
 ) -> None:
     """NorMuon (arXiv 2510.05491). In place, for this process's rows of each update O of `stack`,
-    with r rows and c columns:
+    with r rows and c columns; `averages` are their v, of all rows:
 
         v ← β₂ v + (1 − β₂) mean of O² over the columns;   O ← O / (√v + 1e-10)
 
@@ -171,9 +159,7 @@ def normalize_rows(
     of an orthogonal matrix, so that the step has an RMS of exactly 0.2 η."""
     group = batch.group
     rows, columns = batch.p.shape[-2:]
-    own = torch.linalg.vector_norm(stack, dim=-1).square() / columns
-    squares = all_rows(own, batch.p)
-    averages = [state["row_squares"] for state in states]
+    squares = all_rows(torch.linalg.vector_norm(stack, dim=-1).square() / columns, batch.p)
     v = torch.stack(averages)
     v.lerp_(if_finite(found_inf, squares, v), 1 - group["row_beta"])
     torch._foreach_copy_(averages, list(v))
@@ -183,4 +169,4 @@ def normalize_rows(
     if group["adjust_lr"] == "match_rms_adamw":
         target = min(1, rows / columns)
     factors = (target / norm.clamp(min=1e-12)).sqrt() / sizes
-    stack.mul_(part_of_rows(factors, batch.p)[..., None])
+    stack.mul_(own_part(factors, batch.p)[..., None])
