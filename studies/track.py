@@ -72,6 +72,11 @@ def make_study(
     return Study(title, bases, arms, claims, **about)
 
 
+def around(rate: float) -> tuple[float, ...]:
+    """Five rates by factors of two, this one in the middle."""
+    return tuple(rate * 2.0**k for k in (-2, -1, 0, 1, 2))
+
+
 # Two variants of each entry: two initial weights, or flags of its own
 INITS = ("--residual_init=gpt2", "--residual_init=plain")
 TRIES = dict.fromkeys(LAYOUTS, INITS)
@@ -87,8 +92,8 @@ study = make_study(
     seeds=8,
     tries=TRIES,
     trials={  # at half of the optimizer's steps
-        "AdamW": Trials((1.8e-3, 3.6e-3, 7.2e-3), "--max_iters=2500 --warmup_iters=250"),
-        "Muon": Trials((0.0125, 0.025, 0.05), "--max_iters=1650 --warmup_iters=165"),
+        "AdamW": Trials(around(3.6e-3), "--max_iters=2500 --warmup_iters=250"),
+        "Muon": Trials(around(0.025), "--max_iters=1650 --warmup_iters=165"),
     },
     target=3.28,
     digits=4,

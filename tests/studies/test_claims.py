@@ -137,13 +137,13 @@ def test_the_recipe_of_the_track(tmp_path):
     """That of docs/track.md, whose numbers are written here once more."""
     made = load("track", tmp_path)
     for optimizer, rates, steps in (
-        ("AdamW", (1.8e-3, 3.6e-3, 7.2e-3), 5000),
-        ("Muon", (0.0125, 0.025, 0.05), 3300),
+        ("AdamW", (0.9e-3, 1.8e-3, 3.6e-3, 7.2e-3, 14.4e-3), 5000),
+        ("Muon", (0.00625, 0.0125, 0.025, 0.05, 0.1), 3300),
     ):
         trials = made.study.trials[optimizer]
         name = f"Pre-LN under {optimizer}"
         model, train = resolved(made.run_of(name, None, 1))
-        wanted = dict(max_iters=steps, min_lr=0, learning_rate=rates[1], schedule="linear")
+        wanted = dict(max_iters=steps, min_lr=0, learning_rate=rates[2], schedule="linear")
         wanted |= dict(dataset="fineweb", batch_size=512, block_size=1024, tie_weights=False)
         wanted |= dict(eval_rows="first", eval_tokens=10_485_760, warmup_iters=steps / 10)
         found = asdict(model) | asdict(train)
@@ -168,12 +168,12 @@ def test_a_dry_run_of_the_track_counts_all_of_its_runs(tmp_path):
     made = make_experiment(tmp_path, "studies/track.py", dry_run=True, only="dnt-muon", jobs=1)
     made.check()
     runs, later, cost, *commands = made.forecast()
-    tokens = (12 * 1650 + 16 * 3300) * 512 * 1024
-    assert runs == f"28 runs are known now: 72,600 steps, {tokens:,} tokens"
+    tokens = (20 * 1650 + 16 * 3300) * 512 * 1024
+    assert runs == f"36 runs are known now: 85,800 steps, {tokens:,} tokens"
     assert later == "16 of them at the rates that the others choose"
     hours = tokens * 0.855e9 / (0.4 * 989e12) / 3600
     assert cost == f"{hours:.0f} hours of an H100 at 40% of its peak"
-    assert len(commands) == 12 and not list(tmp_path.iterdir())
+    assert len(commands) == 20 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.house
