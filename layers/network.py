@@ -87,12 +87,13 @@ class Network(nn.Module):
                 module.power_iteration()
 
     @torch.no_grad()
-    def normalise_rows(self, power: torch.Tensor | float = 1.0) -> None:
-        """With `unit_rows`: divide the vectors of all matrices that lie along the stream by
-        length^power, due after every optimizer step; a power () of 0, or False, after a skipped
-        one."""
+    def normalise_rows(self, skipped: torch.Tensor | None = None) -> None:
+        """With `unit_rows`: divide the vectors of all matrices that lie along the stream by their
+        length, due after every optimizer step. Where the bool tensor `skipped` () is true, because
+        that step changed nothing, this changes nothing."""
         if not self.config.unit_rows:
             return
+        power = 1.0 if skipped is None else ~skipped
         for module in self.modules():
             if isinstance(module, (Linear, Embedding)):
                 dim = -2 if getattr(module, "part", "") in ("o", "down") else -1

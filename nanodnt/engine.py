@@ -199,7 +199,7 @@ def update(trainer: Trainer) -> None:
     trainer.optimizer.step()
     trainer.scaler.update()
     trainer.model.power_iteration()
-    trainer.model.normalise_rows(~trainer.optimizer.found_inf)
+    trainer.model.normalise_rows(trainer.optimizer.found_inf)
     trainer.on_phase_end("optimizer")
 
 
