@@ -281,7 +281,12 @@ def check_norms_in_attention(config: Any) -> None:
 
 
 def check_double_norms(config: Any) -> None:
-    """Norms that leave another flag without effect."""
+    """Norms that leave another flag without effect, or that another flag may let divide by 0."""
+    if config.norm_eps == 0 and config.mid_norm != "none" and config.dropout > 0:
+        refuse(
+            f"norm_eps=0 divides by 0 where dropout={config.dropout} leaves nothing of a branch: "
+            "set dropout=0, or norm_eps=1e-6"
+        )
     if config.embed_scale and config.input_norm and config.norm != "dyt":
         refuse(
             "embed_scale has no effect under input_norm, which divides it out again: "
@@ -290,6 +295,11 @@ def check_double_norms(config: Any) -> None:
 
 
 # ------------------------------------------------------------- constants, learned scales and gains
+
+
+def has_post_norms(config: Any, layer: int) -> bool:
+    """Whether both branches of this block, from 1, have a post norm."""
+    return all("post" in config.norm_places(layer, branch) for branch in ("attn", "mlp"))
 
 
 def how_to_get_a_pre_norm(config: Any) -> str:
@@ -317,10 +327,14 @@ def check_stream_scales(config: Any) -> None:
     """DeepNorm, Admin and `skip_scale`, which scale the residual stream, layouts without a rule for
     the depth, and flags that contradict `unit_rows`."""
     wrong = changed(config, "deepnorm", "admin")
+    first = 1  # the first block that they scale
     if config.skip_scale == 0:
         wrong = "skip_scale=0"
-    if config.post_norm != "both" and wrong:
-        refuse(f"{wrong} scales the stream before post norms: set post_norm=both")
+        first = 2
+    blocks = range(first, config.n_layer + 1)
+    if wrong and not all(has_post_norms(config, layer) for layer in blocks):
+        fix = "lower pre_norm_sublayers" if config.post_norm == "both" else "set post_norm=both"
+        refuse(f"{wrong} scales the stream before post norms: {fix}")
     wrong = changed(config, "skip_scale")
     if config.n_layer == 1 and wrong:
         refuse(f"{wrong} has no effect on the first block, and n_layer=1: leave it out")
@@ -334,9 +348,8 @@ def check_stream_scales(config: Any) -> None:
             f"{wrong} has no rule for the depth under "
             f"parametrization={config.parametrization}: choose mup or standard"
         )
-    wrong = changed(
-        config, "init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup"
-    )
+    names = ("init", "init_std", "residual_init", "parametrization", "sigma_reparam", "fixup")
+    wrong = changed(config, *names, "deepnorm")
     if config.unit_rows and wrong:
         refuse(f"{wrong} contradicts unit_rows, which sets the size of all weights: keep defaults")
 
@@ -347,6 +360,8 @@ def check_branch_scale(config: Any) -> None:
         refuse("branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit")
     if config.tied_skip and config.branch_scale != "layerscale":
         refuse("tied_skip needs the vector that it ties: set branch_scale=layerscale")
+    if config.tied_skip and not (config.branch_scale_init or 0) > 0:
+        refuse("tied_skip needs a positive branch_scale_init, which all steps go with: set 0.05")
     if not config.fixup:
         return
     if config.norm != "none":

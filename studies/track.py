@@ -9,11 +9,12 @@ A line in LAYOUTS is an entry, here and in studies/track_mini.py, and gives a cl
 optimizer. An entry that changes what the optimizer's config files set is refused.
 """
 
-from configurator import configure
+from dataclasses import fields
+
 from model import GPTConfig
 from nanodnt.settings import TrainConfig
 from studies.claims.study import Arm, Claim, Number, Setting, Study, Trials, settings_of
-from studies.sweep.runner import ROOT
+from studies.sweep.runner import resolve_configs
 
 REFERENCE = "Pre-LN"
 # {entry: its config file or flags}
@@ -31,16 +32,19 @@ LAYOUTS = {
     "GPAS": "config/layouts/gpas.py",
     "nGPT": "config/layouts/ngpt.py",
 }
-# Settings of the config files that an entry may change; it keeps all others.
-FREE = ("out_dir", "learning_rate", "init_std", "eval_interval", "save_interval")
+# Flags of train.py that an entry may change. Those of the second line change no loss.
+FREE = {"learning_rate", "seed"}
+FREE |= {"compile", "eval_interval", "log_interval", "micro_batch_size", "save_interval"}
 
 
 def read_rules(files: str) -> tuple[Setting, ...]:
-    """What these config files set, and an entry keeps."""
-    paths = [str(ROOT / file) for file in files.split()]
-    configs, given = configure(GPTConfig, TrainConfig, argv=paths)
-    settings = settings_of(*configs)
-    kept = [name for name in given if name not in FREE]
+    """What an entry keeps of these config files, and of the defaults: all flags of train.py but
+    FREE, and those of GPTConfig before its norms, the parts and sizes of the network."""
+    settings = settings_of(*resolve_configs(files.split()))
+    network = [field.name for field in fields(GPTConfig)]
+    network = network[: network.index("norm")]
+    training = [field.name for field in fields(TrainConfig) if field.name not in FREE]
+    kept = network + training
     return tuple(Setting(name, settings[name], "docs/track.md") for name in kept)
 
 

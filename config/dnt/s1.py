@@ -19,6 +19,7 @@ post_norm = "none"
 post_norm_blocks = 0
 pre_norm_sublayers = 0
 input_norm = False
+embed_scale = False
 qk_norm = False
 qk_norm_over = "head"
 v_norm = False

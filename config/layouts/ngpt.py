@@ -23,7 +23,8 @@ longer; by its code's README short runs gain less. Logits lie within ±1 at firs
 moves by √d times the rate a step, so the loss falls slowly at first. The Pre-LN in that code
 normalised its stream until November 2024 (its issue 1), so comparisons with it do not count.
 
-Put no other layout after this one: gain, gain_out and branch_scale would stay.
+With norm_eps=0 a config's dropout is refused: --dropout=0. Put no other layout after this one:
+gain, gain_out and branch_scale would stay.
 """
 
 base = "../dnt/s1.py"

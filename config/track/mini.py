@@ -33,4 +33,3 @@ eval_tokens = 65_536
 log_interval = 20
 track_interval = 0
 compile = False
-dtype = "bfloat16"

@@ -189,11 +189,17 @@ def choose_device(name: str, local_rank: int = 0) -> Choice:
     return Choice(torch.device("cuda", index), reason)
 
 
+def cpu_has_bf16() -> bool:
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
 def choose_dtype(name: str, device: torch.device) -> Choice:
     """The torch.dtype of the matrix multiplications. auto is bf16 where the hardware has it
     (emulation does not count), else fp16 with loss scaling on a GPU, else fp32."""
     if name == "float16" and device.type == "cpu":
         return Choice(torch.float16, "as asked; slow on most CPUs, auto is not")
+    if name == "bfloat16" and device.type == "cpu" and not cpu_has_bf16():
+        return Choice(torch.bfloat16, "as asked; slow on this CPU, auto is not")
     if name != "auto":
         return Choice(getattr(torch, name), "as asked")
     if device.type == "cuda":
@@ -201,7 +207,7 @@ def choose_dtype(name: str, device: torch.device) -> Choice:
             return Choice(torch.bfloat16, "auto: the GPU has it")
         return Choice(torch.float16, "auto: the GPU has no bf16; losses are scaled")
     if device.type == "cpu":
-        if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+        if cpu_has_bf16():
             return Choice(torch.bfloat16, "auto: the CPU has it")
         return Choice(torch.float32, "auto: the CPU has no bf16")
     return Choice(torch.float32, f"auto on {device.type}")

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from layers.attention import visible_keys
 from layers.ops import upcast
 from layers.sharding import local_shard, shard_group
-from layers.slot import Slot
+from layers.slot import RestSlot, Slot
 from model import MLP, Attention, Transformer
 from nanodnt.data import PreparedData
 from nanodnt.optim import Optimizer
@@ -85,11 +85,13 @@ def matrix_types(model: Transformer) -> dict[str, str]:
 
 
 def gain_vectors(module: nn.Module) -> dict[str, Tensor]:
-    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale,
-    Admin, HG, DP, DNP."""
+    """{slot name: its gain, without the constant beside it} of every slot with a learned vector:
+    norms, LayerScale, Admin, HG, DP, DNP, nGPT."""
     gains = {}
     for name, slot in module.named_modules():
-        gain = slot.gain_vector() if isinstance(slot, Slot) else None
+        if not isinstance(slot, Slot) or isinstance(slot, RestSlot):
+            continue
+        gain = slot.gain_vector()
         if gain is not None and gain.numel() > 1:
             gains[name] = gain
     return gains

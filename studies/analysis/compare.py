@@ -211,10 +211,15 @@ def final_loss_table(runs: list[RunRecord], baseline: str = "") -> list[dict[str
 
 def find_warnings(runs: list[RunRecord]) -> list[str]:
     """A line for the reader if the losses of the table are not comparable; else none."""
-    fields = ["dataset", "eval_tokens"]
+    fields = ["dataset", "eval_tokens", "eval_rows"]
     if data_unit(runs) == "token":  # the loss of an image does not depend on its tokens
         fields += ["vocab_size", "block_size"]
-    differing = [field for field in fields if len({str(run.flags.get(field)) for run in runs}) > 1]
+    older = {"eval_rows": "spread"}  # what runs had before there was the flag
+    differing = []
+    for field in fields:
+        values = {str(run.flags.get(field, older.get(field))) for run in runs}
+        if len(values) > 1:
+            differing.append(field)
     if not differing:
         return []
     return [f"losses are not comparable, since these differ: {', '.join(differing)}"]

@@ -25,6 +25,7 @@ from configurator import NonNegativeInt, PathName, check_ranges
 from nanodnt.data import load_meta
 from nanodnt.files import check_folder, make_folder, write_file
 from nanodnt.run.directory import read_end
+from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.hardware import ASSUMED_MFU, PEAK_FLOPS
 from nanodnt.run.metrics import read_formats
 from nanodnt.tables import count
@@ -593,7 +594,10 @@ class Experiment:
             value = quantities.MEASURES[measure](run.path)
         end = read_end(run.path)
         seconds = round(end["wall_s"]) if end else 0  # a run that diverged has no end
-        machine = {"hardware": describe_hardware(), **read_origin(run.path)}
+        config = resolve_configs(run.args).train
+        dtype, _ = choose_dtype(config.dtype, choose_device(config.device)[0])
+        hardware = dict(hardware=describe_hardware(), dtype=str(dtype).removeprefix("torch."))
+        machine = hardware | read_origin(run.path)
         about = dict(outcome=outcome, seconds=seconds, machine=machine)
         self.record.add(run, measure, value, **about, **read_inputs(run.path))
 

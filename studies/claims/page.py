@@ -116,7 +116,9 @@ def describe_runs(experiment: Experiment) -> str:
     runs = experiment.record.runs.values()
     machines = set()
     for run in runs:
-        machines.add(f"{run['machine']['hardware']} (torch {run['machine']['torch']})")
+        machine = run["machine"]
+        dtype = f", {machine['dtype']}" if "dtype" in machine else ""
+        machines.add(f"{machine['hardware']} (torch {machine['torch']}{dtype})")
     days = sorted({run["machine"]["date"] for run in runs})
     seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
     tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS)))) or "none"

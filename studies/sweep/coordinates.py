@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from layers.ops import upcast
-from model import Transformer
+from model import Attention, Transformer
 from nanodnt.engine import Trainer, training_step
 from nanodnt.files import make_folder
 from nanodnt.optim import make_optimizer
@@ -110,9 +110,10 @@ def outputs(model: Transformer, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]
     def note(name: str, args: tuple, y: Tensor) -> None:
         parts[name] = upcast(y).clone()
 
-    def note_logits(name: str, args: tuple, k: Tensor) -> None:
+    def note_logits(name: str, attention: Attention, args: tuple, k: Tensor) -> None:
         # (B, heads, T, head_dim), before any rotation
-        q = upcast(queries.pop()).transpose(1, 2)
+        q = upcast(queries.pop())
+        q = attention.qk_scale(attention.qk_scale(q.flatten(2))).view_as(q).transpose(1, 2)
         k = upcast(k).transpose(1, 2)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         parts[name] = q @ k.mT / q.shape[-1] ** 0.5
@@ -120,7 +121,8 @@ def outputs(model: Transformer, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]
     notes = [(model.blocks[0].attn.pre, lambda args, y: note("embedding", args, args[0]))]
     for i, block in enumerate(model.blocks, start=1):
         notes.append((block.attn.f.q_norm, lambda args, q: queries.append(q)))
-        notes.append((block.attn.f.k_norm, partial(note_logits, f"{i} attention logits")))
+        note_k = partial(note_logits, f"{i} attention logits", block.attn.f)
+        notes.append((block.attn.f.k_norm, note_k))
         notes.append((block.attn.mid, partial(note, f"{i} attention")))
         notes.append((block.mlp.mid, partial(note, f"{i} FFN")))
     notes.append((model.final_norm, lambda args, y: note("stream", args, args[0])))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import train
-from layers.slot import Slot
+from layers.slot import PositiveSlot, Slot
 from model import GPT, GPTConfig
 from nanodnt.run import compilation, tracking
 from nanodnt.run.checkpoints import load_checkpoint
@@ -22,6 +22,7 @@ from nanodnt.run.environment import Env
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 from support.depth import spread
+from support.models import NGPT
 from support.runs import assert_same_run, bare, column, different, load, metrics, run
 from support.strikes import at_call, at_row, kill_me, optimizers, spoil_gradients
 from support.tolerances import FOR_PRINTING
@@ -40,6 +41,7 @@ LAYOUTS = {
     "Post-LN": dict(POST, deepnorm=True, norm="layernorm", bias=True),
     "Fixup": dict(PRE, norm="none", qk_norm=False, fixup=True, residual_init="plain"),
     "LayerScale": dict(PRE, branch_scale="layerscale", sigma_reparam=True),
+    "nGPT": NGPT,
     "experts": dict(PRE, n_expert=6, n_expert_shared=1, mlp="swiglu", balance="bias"),
     "experts, HG": dict(
         UNIFIED, n_expert=4, n_expert_active=3, router="sigmoid", router_norm=False
@@ -163,7 +165,10 @@ def routing_by_hand(router, u, pre, config) -> tuple:
 
 
 def gain_by_hand(slot) -> np.ndarray:
-    """The scale vector of a slot from its parameters: γ, or β·α/rms(α)."""
+    """The scale vector of a slot from its parameters: γ, |γ| where it is positive, or
+    β·α/rms(α)."""
+    if isinstance(slot, PositiveSlot):
+        return abs(slot.gain.double().numpy())
     if slot.direction is None:
         return np.ones(1) if slot.gain is None else slot.gain.double().numpy()
     direction = slot.direction.double().numpy()

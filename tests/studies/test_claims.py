@@ -153,13 +153,15 @@ def test_the_recipe_of_the_track(tmp_path):
         assert trials.rates == rates
     other = tmp_path / "other.py"
     source = (ROOT / "studies" / "track.py").read_text()
-    refused = "claim dnt-adamw: grad_clip is 0.0, and 1.0 in the protocol"
-    for old, new in (
-        ('s5.py"', 's5.py --grad_clip=0"'),
-        ('TRIES["nGPT"] = ("', 'TRIES["DNT"] = ("", "--grad_clip=0")\nTRIES["nGPT"] = ("'),
+    refused = "claim dnt-adamw: {} is {}, and {} in the protocol"
+    for old, new, setting in (
+        ('s5.py"', 's5.py --grad_clip=0"', ("grad_clip", 0.0, 1.0)),
+        ('s5.py"', 's5.py --adam_eps=1e-9"', ("adam_eps", 1e-9, 1e-8)),
+        ('s5.py"', 's5.py --rope_theta=500"', ("rope_theta", 500.0, 10000.0)),
+        ('TRIES["nGPT"]', 'TRIES["DNT"] = ("--beta1=0.8",)\nTRIES["nGPT"]', ("beta1", 0.8, 0.9)),
     ):
         other.write_text(source.replace(old, new))
-        with pytest.raises(ValueError, match=refused):
+        with pytest.raises(ValueError, match=refused.format(*setting)):
             make_experiment(tmp_path, other, dry_run=True).check()
 
 

@@ -142,6 +142,7 @@ def test_the_state_of_a_run(tmp_path, end, state):
     [
         ({"dataset": "verse"}, "dataset"),
         ({"eval_tokens": 7}, "eval_tokens"),
+        ({"eval_rows": "first"}, "eval_rows"),
         ({"model": {"block_size": 5}}, "block_size"),
         ({"model": {"vocab_size": 9}}, "vocab_size"),
         ({"model": {"norm": "dyt"}, "seed": 2, "batch_size": 2}, None),

@@ -84,6 +84,7 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
         assert run["measures"]["loss"] == (None if diverged else last.get("val_loss"))
         assert not diverged or ("failure" in last and last["step"] < STEPS)
         assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
+        assert f"dtype {run['machine']['dtype']} (" in (path / "train.log").read_text()
         made_from = json.loads((path / "config.json").read_text())
         code = [entry[3:] for entry in made_from["git_changed_files"] or [] if entry[-3:] == ".py"]
         meta = json.loads((Path(made_from["train"]["dataset"]) / "meta.json").read_text())

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import asdict
 
 import pytest
+import torch.nn.functional as F
+from torch.testing import assert_close
 
 import sweep
 from layers.scaling import multiplier
@@ -18,7 +20,7 @@ from studies.sweep.grid import follow
 from studies.sweep.runner import Runner, resolve_configs
 from studies.sweep.transfer import large_commands, transfer_rows
 from support.claims import points_of, write_base
-from support.models import S5, tokens
+from support.models import NGPT, S5, build, tokens
 from support.optimizers import filled
 from support.runs import RECORD, call
 
@@ -227,6 +229,24 @@ def test_heads_and_ffn_follow_a_swept_width(base, dataset, tmp_path):
     for kind, wanted in (("standard", {}), ("mup", {"base_n_embd": 32})):
         flags = {"n_embd": "64", "parametrization": kind}
         assert follow([str(base)], flags, ["n_embd"]) == {"n_head": 4} | wanted
+
+
+@pytest.mark.parametrize("layout", [dict(NGPT, n_kv_head=2), S5])
+def test_attention_logits_of_the_coordinate_check(layout, monkeypatch):
+    """Those of the network, which has no rotation here."""
+    model = build(dict(layout, pos="learned"))
+    attend = F.scaled_dot_product_attention
+    expected = []
+
+    def note(q, k, v, **how):
+        groups = q.shape[1] // k.shape[1]
+        expected.append(q @ k.repeat_interleave(groups, 1).mT / q.shape[-1] ** 0.5)
+        return attend(q, k, v, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", note)
+    found = coordinates.outputs(model, (tokens(2, 5),))
+    for number, logits in enumerate(expected, start=1):
+        assert_close(found[f"{number} attention logits"], logits)
 
 
 def test_coordinates_in_place_of_runs(base, tmp_path, monkeypatch, capsys):

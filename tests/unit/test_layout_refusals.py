@@ -24,6 +24,7 @@ from support.optimizers import settings as step_settings
 TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
 
 PATCHES = dict(patch_size=2, image_size=6, channels=3, n_class=7, block_size=10, vocab_size=0)
+TIED = dict(branch_scale="layerscale", tied_skip=True)
 LAYERSCALE_ER = dict(branch_scale="layerscale", gain_param="expmagdir")
 
 # flags on top of TINY, and words of the message that refuses them
@@ -77,6 +78,7 @@ REFUSED = (
         "dyt_learn_alpha dyt_bias norm=dyt norm=none",
     ),
     (dict(embed_scale=True, input_norm=True), "embed_scale input_norm"),
+    (dict(norm_eps=0.0, mid_norm="mlp", dropout=0.1), "norm_eps=0 dropout=0.1 norm_eps=1e-6"),
     (dict(qk_norm_over="full"), "qk_norm_over=full qk_norm=True"),
     (dict(qk_norm=True, qk_norm_over="full", gain_out="scale"), "gain_out=scale qk_norm_over=full"),
     (dict(v_norm=True, qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm v_norm"),
@@ -88,10 +90,15 @@ REFUSED = (
     (dict(POST, admin=True, deepnorm=True), "deepnorm admin"),
     (dict(gpas=True, tied_skip=True), "gpas tied_skip"),
     (dict(tied_skip=True), "tied_skip branch_scale=layerscale"),
+    (dict(TIED, branch_scale_init=0.0), "tied_skip positive branch_scale_init"),
+    (TIED, "tied_skip positive branch_scale_init"),
     (dict(unit_rows=True, init_std=0.1, sigma_reparam=True), "unit_rows init_std sigma_reparam"),
+    (dict(POST, unit_rows=True, deepnorm=True), "unit_rows deepnorm"),
     (dict(POST, admin=True, skip_scale=2.0, tied_skip=True), "admin skip_scale=2.0 tied_skip"),
     (dict(n_layer=1, skip_scale=2.0), "skip_scale=2.0 n_layer=1"),
     (dict(post_norm="attn", skip_scale=0.0), "skip_scale=0 post_norm=both"),
+    (dict(POST, skip_scale=0.0, pre_norm_sublayers=3), "skip_scale=0 pre_norm_sublayers"),
+    (dict(POST, deepnorm=True, pre_norm_sublayers=1), "deepnorm pre_norm_sublayers"),
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),

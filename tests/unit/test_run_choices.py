@@ -153,6 +153,8 @@ def test_the_dtype_of_a_cpu(amx, avx512, monkeypatch):
     assert choose_dtype("auto", torch.device("cpu")) == (expected, reason)
     asked = choose_dtype("float16", torch.device("cpu"))
     assert asked == (torch.float16, "as asked; slow on most CPUs, auto is not")
+    reason = "as asked" if amx or avx512 else "as asked; slow on this CPU, auto is not"
+    assert choose_dtype("bfloat16", torch.device("cpu")) == (torch.bfloat16, reason)
 
 
 def test_under_torchrun_a_second_ctrl_c_is_the_first(monkeypatch):
