@@ -158,7 +158,7 @@ def test_the_recipe_of_the_track(tmp_path):
         ('s5.py"', 's5.py --grad_clip=0"', ("grad_clip", 0.0, 1.0)),
         ('s5.py"', 's5.py --adam_eps=1e-9"', ("adam_eps", 1e-9, 1e-8)),
         ('s5.py"', 's5.py --rope_theta=500"', ("rope_theta", 500.0, 10000.0)),
-        ('TRIES["nGPT"]', 'TRIES["DNT"] = ("--beta1=0.8",)\nTRIES["nGPT"]', ("beta1", 0.8, 0.9)),
+        ('["nGPT"]', '["DNT"] = ("", "--beta1=0.8")\nTRIES["nGPT"]', ("beta1", 0.8, 0.9)),
     ):
         other.write_text(source.replace(old, new))
         with pytest.raises(ValueError, match=refused.format(*setting)):
