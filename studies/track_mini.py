@@ -36,6 +36,7 @@ study = make_study(
         "was expected. Changed after 149 runs: trials had half of the steps, and first four rates, "
         "0.004 to 0.032. Of four the best was often the lowest or the highest. And half of the "
         "steps chose 0.002 for Pre-LN and Qwen3 under AdamW, where whole runs at 0.004 end 0.08 "
-        "lower. So trials are whole runs now, at six rates."
+        "lower. So trials are whole runs now, at six rates. Products are in bf16 on CPUs that have "
+        "it, in fp32 on others: docs/track.md compares them."
     ),
 )
