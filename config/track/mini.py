@@ -6,8 +6,8 @@
 
 The Python standard library's source in 4,096 different tokens; 250 steps of 2,048 tokens. The
 learning rate falls linearly to exactly 0. Initial weights: GPT-2's at this width, as in
-config/init/width_128.py. A run takes about 50 seconds of one core with bf16 in hardware, and three
-minutes without it, in fp32.
+config/init/width_128.py. A run takes about 50 seconds of one core with bf16 in hardware, and 200
+without it, in fp32.
 """
 
 out_dir = "out/track_mini"
