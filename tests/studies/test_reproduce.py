@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanodnt.run.environment import choose_device, choose_dtype
 from studies.claims.experiment import TUNING_SEEDS, first_seeds
 from studies.claims.page import format_values
 from studies.sweep import runner
@@ -84,8 +85,10 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
         assert run["measures"]["loss"] == (None if diverged else last.get("val_loss"))
         assert not diverged or ("failure" in last and last["step"] < STEPS)
         assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
-        assert f"dtype {run['machine']['dtype']} (" in (path / "train.log").read_text()
         made_from = json.loads((path / "config.json").read_text())
+        device, _ = choose_device(made_from["train"]["device"])
+        dtype, _ = choose_dtype(made_from["train"]["dtype"], device)
+        assert f"torch.{run['machine']['dtype']}" == str(dtype)
         code = [entry[3:] for entry in made_from["git_changed_files"] or [] if entry[-3:] == ".py"]
         meta = json.loads((Path(made_from["train"]["dataset"]) / "meta.json").read_text())
         checksums = {split: meta["splits"][split]["sha256"] for split in ("train", "val")}
