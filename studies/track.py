@@ -6,7 +6,7 @@ for `python reproduce.py`.
     python reproduce.py --claims=studies/track.py --only=dnt-muon
 
 A line in LAYOUTS is an entry, here and in studies/track_mini.py, and gives a claim for each
-optimizer. An entry that changes what the optimizer's config files set is refused.
+optimizer. One that changes the network or the training, but for `FREE`, is refused.
 """
 
 from dataclasses import fields

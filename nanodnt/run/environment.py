@@ -199,7 +199,7 @@ def choose_dtype(name: str, device: torch.device) -> Choice:
     if name == "float16" and device.type == "cpu":
         return Choice(torch.float16, "as asked; slow on most CPUs, auto is not")
     if name == "bfloat16" and device.type == "cpu" and not cpu_has_bf16():
-        return Choice(torch.bfloat16, "as asked; slow on this CPU, auto is not")
+        return Choice(torch.bfloat16, "as asked; auto is float32 on this CPU")
     if name != "auto":
         return Choice(getattr(torch, name), "as asked")
     if device.type == "cuda":

@@ -157,6 +157,15 @@ def test_warnings_of_losses_that_are_not_comparable(tmp_path, change, field):
     )
 
 
+def test_runs_of_before_there_was_eval_rows_had_spread_rows(tmp_path):
+    paths = [make_run(tmp_path / "a"), make_run(tmp_path / "b", eval_rows="spread")]
+    file = paths[0] / "config.json"
+    config = json.loads(file.read_text())
+    config["train"].pop("eval_rows", None)
+    file.write_text(json.dumps(config))
+    assert compare.find_warnings(load_records(paths)) == []
+
+
 def test_names_have_parents_where_they_need_them(tmp_path):
     paths = [make_run(tmp_path / part) for part in ("x/1/run", "x/2/run", "other")]
     assert [run.name for run in load_records(paths)] == ["x/1/run", "x/2/run", "other"]

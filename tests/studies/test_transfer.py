@@ -245,6 +245,7 @@ def test_attention_logits_of_the_coordinate_check(layout, monkeypatch):
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", note)
     found = coordinates.outputs(model, (tokens(2, 5),))
+    assert len(expected) == len(model.blocks)
     for number, logits in enumerate(expected, start=1):
         assert_close(found[f"{number} attention logits"], logits)
 
