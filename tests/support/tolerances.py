@@ -13,7 +13,6 @@ import copy
 import torch
 
 from support.models import error
-from support.moe import difference
 
 
 def roundings(n: float, dtype: torch.dtype = torch.float32) -> float:
@@ -57,7 +56,10 @@ def flat(*tensors: torch.Tensor) -> torch.Tensor:
 
 def as_near(ours, usual, exact, times: float = 4.0) -> bool:
     """Whether `ours` is about as near to `exact` as `usual` is: at most `times` as far, and four
-    roundings of fp32. All are tensors, or {name: gradient}; `exact` is float64. Distances are those
-    of `error` and of `difference`."""
-    distance = difference if isinstance(exact, dict) else error
-    return distance(ours, exact) <= times * distance(usual, exact) + roundings(4)
+    roundings of fp32. All are tensors, or {name: gradient}, which count as one vector: the gradient
+    of a single number can be a small difference of large ones, and then its own relative error is
+    chance. `exact` is float64."""
+    if isinstance(exact, dict):
+        assert ours.keys() == usual.keys() == exact.keys()
+        ours, usual, exact = (flat(*grads.values()) for grads in (ours, usual, exact))
+    return error(ours, exact) <= times * error(usual, exact) + roundings(4)
