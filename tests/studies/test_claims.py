@@ -274,7 +274,11 @@ def test_seeds_that_choose_are_not_reported():
     assert first_seeds(6) == [1, 2, 3, 4, 6, 7] and len(set(first_seeds(60)) - {0, 5}) == 60
 
 
-PAGES = [name for name in STUDIES if (ROOT / "docs" / "results" / name / "record.json").exists()]
+PAGES = [
+    name
+    for name in (*STUDIES, "track_mini")
+    if (ROOT / "docs" / "results" / name / "record.json").exists()
+]
 
 
 @pytest.mark.house
