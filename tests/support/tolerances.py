@@ -60,6 +60,5 @@ def as_near(ours, usual, exact, times: float = 4.0) -> bool:
     of a single number can be a small difference of large ones, and then its own relative error is
     chance. `exact` is float64."""
     if isinstance(exact, dict):
-        assert ours.keys() == usual.keys() == exact.keys()
         ours, usual, exact = (flat(*grads.values()) for grads in (ours, usual, exact))
     return error(ours, exact) <= times * error(usual, exact) + roundings(4)
