@@ -277,7 +277,7 @@ def test_seeds_that_choose_are_not_reported():
 PAGES = [
     name
     for name in (*STUDIES, "track_mini")
-    if (ROOT / "docs" / "results" / name / "record.json").exists()
+    if (ROOT / f"docs/results/{name}/record.json").exists()
 ]
 
 
@@ -290,7 +290,7 @@ def test_the_pages_are_those_of_the_record(name, tmp_path, monkeypatch):
     made = load(name, tmp_path / "docs")
     monkeypatch.setattr("studies.claims.page.ROOT", tmp_path)  # for the link to docs/claims.md
     write_page(made, made.judge())
-    page = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+    page = (ROOT / f"docs/results/{name}.md").read_text()
     assert (results / f"{name}.md").read_text() == page
 
 
@@ -301,7 +301,7 @@ def test_readme_says_the_verdicts_of_the_record():
     said = re.findall(row, results, re.MULTILINE)
     found = []
     for page in PAGES:
-        decided = (ROOT / "docs" / "results" / f"{page}.md").read_text().split("## What")[1]
+        decided = (ROOT / f"docs/results/{page}.md").read_text().split("## What")[1]
         row = r"^\| ([^|]+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| \*\*(.+?)\*\*.*\|$"
         found += [
             (paper, words, page, *rest)

@@ -49,9 +49,10 @@ def shaken(model, dtype: torch.dtype = torch.float32):
     return moved
 
 
-def flat(*tensors: torch.Tensor) -> torch.Tensor:
-    """All entries, as one vector: the largest is then the measure of all of them."""
-    return torch.cat([t.detach().flatten() for t in tensors])
+def flat(*tensors: torch.Tensor | None) -> torch.Tensor:
+    """All entries, as one vector: the largest is then the measure of all of them. A gradient that
+    is None has none."""
+    return torch.cat([t.detach().flatten() for t in tensors if t is not None])
 
 
 def as_near(ours, usual, exact, times: float = 4.0) -> bool:
