@@ -4,10 +4,10 @@ import os
 import tempfile
 
 # Tests run side by side, and so do the processes that they start: each on one thread. Where more
-# are asked for, they wait asleep, since others need the cores. Before torch is imported, which
-# reads both.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# are asked for, they wait asleep, since others need the cores. A process that crashes says where.
+# Before torch is imported, which reads the first two.
+for name in ("OMP_NUM_THREADS=1", "OMP_WAIT_POLICY=passive", "PYTHONFAULTHANDLER=1"):
+    os.environ.setdefault(*name.split("="))
 
 import hypothesis
 import pytest
