@@ -1,13 +1,14 @@
 """What all tests share: the suites, the number of torch threads, a small dataset."""
 
-import os
 import tempfile
+from os import environ
 
 # Tests run side by side, and so do the processes that they start: each on one thread. Where more
 # are asked for, they wait asleep, since others need the cores. A process that crashes says where.
 # Before torch is imported, which reads the first two.
-for name in ("OMP_NUM_THREADS=1", "OMP_WAIT_POLICY=passive", "PYTHONFAULTHANDLER=1"):
-    os.environ.setdefault(*name.split("="))
+environ.setdefault("OMP_NUM_THREADS", "1")
+environ.setdefault("OMP_WAIT_POLICY", "passive")
+environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 import hypothesis
 import pytest
@@ -29,9 +30,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     modules = tempfile.TemporaryDirectory()  # where transformers copies the code that exports carry
     config.add_cleanup(modules.cleanup)
-    os.environ.setdefault("HF_MODULES_CACHE", modules.name)
+    environ.setdefault("HF_MODULES_CACHE", modules.name)
     if config.getoption("--deep"):
-        os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
+        environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
 
 
 def pytest_ignore_collect(collection_path, config):
