@@ -51,7 +51,7 @@ def shaken(model, dtype: torch.dtype = torch.float32):
 
 def flat(*tensors: torch.Tensor | None) -> torch.Tensor:
     """All entries, as one vector: the largest is then the measure of all of them. A gradient that
-    is None has none."""
+    is None is left out."""
     return torch.cat([t.detach().flatten() for t in tensors if t is not None])
 
 
@@ -61,5 +61,6 @@ def as_near(ours, usual, exact, times: float = 4.0) -> bool:
     of a single number can be a small difference of large ones, and then its own relative error is
     chance. `exact` is float64."""
     if isinstance(exact, dict):
+        assert ours.keys() == usual.keys() == exact.keys()
         ours, usual, exact = (flat(*grads.values()) for grads in (ours, usual, exact))
     return error(ours, exact) <= times * error(usual, exact) + roundings(4)
