@@ -179,27 +179,40 @@ def digest_settings(run: TrainingRun) -> str:
     return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
 
 
+def read_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """{run's name: entry} of a record. ValueError if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no record {path}, which the claims file names") from None
+    except ValueError:
+        raise ValueError(f"{path} is damaged: restore it from git, or remove it") from None
+
+
 class Record:
     """Runs and their measures, in one file that is written after each change. Threads may share
-    it."""
+    it. Runs of the other records are found too, and stay there."""
 
-    def __init__(self, path: Path) -> None:
-        """ValueError if the file is damaged."""
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
+        """ValueError if a file is damaged, or if one of `others` is missing."""
         self.path = path
-        self.runs = {}  # {run's name: entry}
+        self.runs = read_runs(path) if path.exists() else {}  # {run's name: entry}
+        self.others = {}  # the same of the other records
         self.lock = threading.Lock()
         self.digest = cache(digest_settings)
-        if path.exists():
-            try:
-                self.runs = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                raise ValueError(f"{path} is damaged: restore it from git, or remove it") from None
+        for other in others:
+            self.others |= read_runs(other)
+
+    def find(self, run: TrainingRun) -> dict[str, Any]:
+        """A run's entry, empty if it is not recorded."""
+        name = run.path.name
+        return self.runs.get(name) or self.others.get(name, {})
 
     def measures(self, run: TrainingRun) -> dict[str, float | None]:
         """{measure: value} of a run, as far as recorded. ValueError if it was recorded with other
         settings than its command has now."""
-        entry = self.runs.get(run.path.name)
-        if entry is None:
+        entry = self.find(run)
+        if not entry:
             return {}
         if entry["settings"] != self.digest(run):
             raise ValueError(
@@ -213,8 +226,7 @@ class Record:
         """Add a measure of a run, and `about`: outcome, seconds, machine; write the file."""
         make_folder(self.path.parent, "--results")
         with self.lock:
-            entry = self.runs.get(run.path.name, {})
-            measures = entry.get("measures", {}) | {measure: value}
+            measures = self.find(run).get("measures", {}) | {measure: value}
             entry = {"args": run.args, "settings": self.digest(run), "measures": measures, **about}
             self.runs[run.path.name] = entry
             lines = []
@@ -255,7 +267,8 @@ class Experiment:
         self.chosen = choose_claims(config.only, self.study)
         self.results = choose_results(config)
         self.folder = self.results / self.name
-        self.record = Record(self.folder / "record.json")
+        others = [ROOT / path for path in self.study.records]
+        self.record = Record(self.folder / "record.json", others)
         self.out = (ROOT / config.out / self.name).resolve()
         self.tune = cache(self.tune)
         self.plan = cache(self.plan)
@@ -388,7 +401,8 @@ class Experiment:
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
         """The seeds that an arm is reported with, of `first_seeds`. Their number is the largest
-        that any of the claims (None: all) plans; an arm of side numbers has at most FEWEST."""
+        that any of the claims (None: all) plans; an arm of side numbers has at most `side_seeds`,
+        or FEWEST."""
         n = 0
         for claim in claims or self.study.claims:
             with suppress(MissingRun):  # a claim that cannot be planned yet
@@ -396,7 +410,7 @@ class Experiment:
                 if name in arms_in([claim.number]):
                     n = max(n, planned)
                 elif name in arms_in(claim.sides):
-                    n = max(n, min(planned, FEWEST))
+                    n = max(n, min(planned, claim.side_seeds or FEWEST))
         return first_seeds(n)
 
     def common_seeds(self, number: Number, claims: list[Claim] | None = None) -> Sequence[int]:

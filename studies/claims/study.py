@@ -78,6 +78,7 @@ class Claim(NamedTuple):
     note: str = ""  # a paragraph for the reader of the page
     cannot: str = ""  # why this scale cannot judge the claim, written before the runs
     seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
+    side_seeds: int = 0  # the most seeds of an arm that is in side numbers alone; 0 = 4
     plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
 
     @property
@@ -116,6 +117,8 @@ class Study(NamedTuple):
     #   grid of rates for each arm, which grows
     target: float = 0.0  # of a study with trials: a loss to be reached, (target − mean)·√n on the
     #   page
+    records: tuple[str, ...] = ()  # further records, paths from the repository's root: runs that
+    #   they have are not trained again
     digits: int = 3  # decimals of losses on the page
     note: str = ""  # a paragraph for the page
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",

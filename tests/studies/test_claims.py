@@ -18,7 +18,8 @@ from support.claims import make_experiment
 from support.pages import complete
 from support.runs import ROOT
 
-STUDIES = ["digits", "large", "papers", "small", "xl"]
+STUDIES = ["calibration", "digits", "large", "papers", "small", "xl"]
+N_CLAIMS = dict(calibration=6, digits=6, large=23, papers=25, small=25, xl=23)
 
 # The papers' numbers, from their tables: {claim: the value of its primary number}; the others have
 # none
@@ -45,9 +46,7 @@ def load(name: str, folder):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_well_formed(name, tmp_path):
     made = load(name, tmp_path)  # which refuses what `find_problems` finds
-    assert len(made.study.claims) == (
-        6 if name == "digits" else 25 if name in ("papers", "small") else 23
-    )
+    assert len(made.study.claims) == N_CLAIMS[name]
     used = arms_in(number for claim in made.study.claims for number in claim.numbers)
     used += [arm.of for arm in made.study.arms.values()]
     assert name in ("large", "xl") or set(made.study.arms) <= set(used)  # every arm is looked at
