@@ -401,16 +401,17 @@ class Experiment:
 
     def seeds_of(self, name: str, claims: list[Claim] | None = None) -> list[int]:
         """The seeds that an arm is reported with, of `first_seeds`. Their number is the largest
-        that any of the claims (None: all) plans; an arm of side numbers has at most `side_seeds`,
-        or FEWEST."""
+        that any of the claims (None: all) plans; a side number has its own, or at most
+        FEWEST."""
         n = 0
         for claim in claims or self.study.claims:
             with suppress(MissingRun):  # a claim that cannot be planned yet
                 planned = self.plan(claim.id).seeds or claim.seeds
                 if name in arms_in([claim.number]):
                     n = max(n, planned)
-                elif name in arms_in(claim.sides):
-                    n = max(n, min(planned, claim.side_seeds or FEWEST))
+                for side in claim.sides:
+                    if name in arms_in([side]):
+                        n = max(n, side.seeds or min(planned, FEWEST))
         return first_seeds(n)
 
     def common_seeds(self, number: Number, claims: list[Claim] | None = None) -> Sequence[int]:
@@ -635,7 +636,7 @@ class Experiment:
             row = dict(claim=claim, values=values, plan=plan.why, p=None, pooled=None)
             rows[claim.id] = row
             if plan.seeds == 0:
-                row["class"] = "cannot judge"
+                row["class"] = "cannot be judged"
                 row["why"] = plan.why
                 continue
             row["pooled"] = self.pool(claim, values)
@@ -672,13 +673,13 @@ class Experiment:
 
     def find_values(self, claim: Claim, n: int) -> dict[Number, list[float]]:
         """The values by seed of a claim's numbers that are recorded. The primary number has the n
-        planned seeds, or the tuning seeds if n is 0; a number of losses all seeds that any claim
-        has trained; another number those of this claim."""
+        planned seeds, if n is not 0; a number of losses all seeds that any claim has trained;
+        another number those of this claim."""
         values = {}
         for number in claim.numbers:
             seeds = None
-            if number == claim.number and not claim.cannot:
-                seeds = first_seeds(n) or TUNING_SEEDS
+            if number == claim.number and n:
+                seeds = first_seeds(n)
             elif number.measure != "loss":
                 seeds = self.common_seeds(number, [claim])
             with suppress(MissingRun):

@@ -20,12 +20,15 @@ from studies.claims.study import Claim
 CLASSES = (
     "reproduced",
     "holds",
-    "direction only",
-    "no effect",
-    "contradicted here",
+    "same direction",
+    "smaller than matters",
+    "opposite",
+    "too early to say",
     "undecided",
-    "cannot judge",
+    "cannot be judged",
 )
+# classes in place of which a claim with `late` is called too early to say
+EARLY = ("smaller than matters", "opposite", "undecided")
 LEVEL = 0.05
 POWER = 0.8
 # Of three seeds or fewer an interval says nothing, and more than 16 are another experiment.
@@ -247,6 +250,16 @@ def classify(
 ) -> Verdict:
     """The verdict on a claim that the study can judge, from the values of its primary number by
     seed and the p value after Holm's correction."""
+    if claim.withheld:
+        return Verdict("cannot be judged", claim.withheld)
+    verdict = compare(values, claim, p, pooled)
+    if claim.late and verdict.word in EARLY:
+        return Verdict("too early to say", claim.late)
+    return verdict
+
+
+def compare(values: list[float], claim: Claim, p: float | None, pooled: Variance | None) -> Verdict:
+    """`classify` of a claim whose effect is not said to come late."""
     if p is None:
         n_diverged = sum(not math.isfinite(v) for v in values)
         if n_diverged:
@@ -271,16 +284,18 @@ def classify(
         if inside and p < LEVEL:
             return Verdict("reproduced" if claim.paper else "holds")
         if high <= -small or low >= small:
-            return Verdict("contradicted here")
+            return Verdict("opposite")
         return Verdict("undecided", doubt)
     if inside:
-        return Verdict("no effect")
+        return Verdict("smaller than matters")
     if p >= LEVEL:
         return Verdict("undecided", doubt)
     if mean < 0:
-        return Verdict("contradicted here")
-    if published is None:
+        return Verdict("opposite")
+    if not claim.paper:
         return Verdict("holds")
+    if published is None:
+        return Verdict("same direction")
     if abs(published) / 2 <= mean <= 2 * abs(published):
         return Verdict("reproduced")
-    return Verdict("direction only", "another size")
+    return Verdict("same direction", "another size")

@@ -138,11 +138,11 @@ def verdict_rows(rows: list[Row], digits: int) -> list[list[str]]:
         claim = row["claim"]
         published = format_number(claim.number.published, digits)
         if claim.expect in ("equal", "not above"):
-            published = claim.expect
+            published = claim.expect if published == "–" else f"{published}, {claim.expect}"
         verdict = f"**{row['class']}**"
         if row["why"]:
             verdict += f" ({row['why']})"
-        ours = format_values(row["values"][claim.number], row["pooled"], digits)
+        ours = format_values(row["values"].get(claim.number, []), row["pooled"], digits)
         # plain words for this class in the claims file, or else the statement
         words = claim.plain.get(row["class"], claim.statement)
         table.append([claim.paper or "ours", f"[{words}](#{claim.id})", ours, published, verdict])
@@ -158,6 +158,20 @@ def number_table(row: Row, digits: int) -> list[str]:
         ours = format_values(by_seed, pooled, digits)
         rows.append([number.says + measure, format_number(number.published, digits), ours])
     return markdown_table(rows)
+
+
+def side_by_side(rows: list[Row], study: Study) -> list[str]:
+    """The lines of one table of the numbers of all claims: a row for each number, by its name, and
+    a column for each claim, by its id."""
+    ids = [row["claim"].id for row in rows]
+    table = {}  # {name of a number: its cells}
+    for row in rows:
+        for number, by_seed in row["values"].items():
+            published = format_number(number.published, study.digits)
+            cells = dict(number=number.says, paper=published) | dict.fromkeys(ids, "–")
+            ours = format_values(by_seed, None, study.digits)
+            table.setdefault(number.says, cells)[row["claim"].id] = f"{ours}, n = {len(by_seed)}"
+    return markdown_table([["number", "paper's", *ids], *(c.values() for c in table.values())])
 
 
 def arm_table(names: list[str], experiment: Experiment) -> list[str]:
@@ -304,6 +318,8 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     note = textwrap.fill(study.note, 120)
     docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
+    if study.side_by_side:
+        lines += ["## The numbers of all claims\n", *side_by_side(list(verdicts.values()), study)]
     if losses:
         shown = picture("Validation loss by arm", f"{experiment.name}/losses", formats)
         lines.append(LOSSES.format(picture=shown))
@@ -311,19 +327,16 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         for name, arms in losses.items():
             table.append([name, *(arm.words for arm in arms.values())])
         lines += markdown_table(table)
-    judged = [row for row in rows if row["class"] != "cannot judge"]
+    judged = [row for row in rows if row["class"] != "cannot be judged"]
     if judged:
         lines += ["## What is decided\n", *markdown_table(verdict_rows(judged, study.digits))]
     missing = [claim.id for claim in study.claims if claim.id not in verdicts]
     if missing:
         lines.append(f"Not run yet: {', '.join(missing)}.\n")
     if len(judged) < len(rows):
-        lines.append("## What this scale cannot judge\n")
-        for row in rows[len(judged) :]:
-            claim = row["claim"]
-            paper = claim.paper or "ours"
-            lines.append(f"- {paper}: [{claim.statement}](#{claim.id}): {row['why']}.")
-        lines.append("")
+        table = verdict_rows(rows[len(judged) :], study.digits)
+        table[0][1] = "claim"
+        lines += ["## What this scale cannot judge\n", *markdown_table(table)]
     if study.others:
         table = [["paper", "who and where", "what they found", "for the paper"]]
         for paper, others in study.others.items():

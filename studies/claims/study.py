@@ -52,6 +52,7 @@ class Number(NamedTuple):
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
     measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
+    seeds: int = 0  # of a side number: number of seeds; 0 = that of the claim, but at most 4
 
 
 class Setting(NamedTuple):
@@ -77,8 +78,10 @@ class Claim(NamedTuple):
     protocol: tuple[Setting, ...] = ()
     note: str = ""  # a paragraph for the reader of the page
     cannot: str = ""  # why this scale cannot judge the claim, written before the runs
+    withheld: str = ""  # why the number, planned and run like the others, gets no verdict
+    late: str = ""  # where the paper says that the effect comes later in training than these runs
+    #   end: without it the claim is then called too early to say
     seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
-    side_seeds: int = 0  # the most seeds of an arm that is in side numbers alone; 0 = 4
     plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
 
     @property
@@ -115,6 +118,7 @@ class Study(NamedTuple):
     #   by this difference alone; False: the rule before 2026-11-28, see docs/claims.md
     trials: dict[str, Trials] = {}  # {base: the trials of its arms}, as many for each arm; {}: a
     #   grid of rates for each arm, which grows
+    side_by_side: bool = False  # the page begins with one table of the numbers of all claims
     target: float = 0.0  # of a study with trials: a loss to be reached, (target − mean)·√n on the
     #   page
     records: tuple[str, ...] = ()  # further records, paths from the repository's root: runs that
@@ -246,6 +250,7 @@ def settings_of(model_config: GPTConfig, config: TrainConfig) -> dict[str, objec
     """{name in a protocol: value}: the flags, and shares of another flag, which a shorter run can
     have in common with the paper's."""
     settings = asdict(model_config) | asdict(config)
+    settings["tokens a step"] = config.batch_size * model_config.block_size
     settings["warm-up / steps"] = config.warmup_iters / config.max_iters
     settings["min_lr / rate"] = config.min_lr / config.learning_rate
     settings["FFN width / width"] = model_config.ffn_width / model_config.n_embd

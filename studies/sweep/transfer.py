@@ -3,7 +3,7 @@ run."""
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -155,15 +155,22 @@ def large_commands(results: dict[str, Any], points: list[Point], large: str) -> 
         words = large_arguments(runs[rows[-1]["run"]], large)
         kind = read_configs(words).model.parametrization
         sizes = ACCOUNTED.get(kind, "another n_embd or n_layer")
+        tuned = describe_length(runs[rows[-1]["run"]].args)
         lines.append(
-            f"# {name}: best at {size}={n}: {best:.3g}; {kind} accounts for {sizes}, and not for "
-            "more tokens"
+            f"# {name}: best at {size}={n}: {best:.3g}, in {tuned}; below it is for "
+            f"{describe_length(words)}: {kind} accounts for {sizes}, and not for more tokens"
         )
         rate = {"learning_rate": f"{best:.4g}"}
         flags = [f"--{flag}={value}" for flag, value in (rate | follow(words, rate)).items()]
         launch = ["torchrun", "--standalone", "--nproc_per_node=8", "train.py"]
         lines.append(shlex.join([*launch, *words, *flags]))
     return lines
+
+
+def describe_length(args: Iterable[str]) -> str:
+    """Steps and tokens of a run with these arguments of train.py."""
+    model, config = read_configs(args)
+    return f"{config.max_iters:,} steps of {config.batch_size * model.block_size:,} tokens"
 
 
 def large_arguments(run: TrainingRun, large: str) -> list[str]:

@@ -77,7 +77,7 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     assert by_seed == pytest.approx([a - b for a, b in zip(fast, slow, strict=True)], abs=1e-12)
     assert alone == slow[: len(alone)] and len(alone) >= 4 and number.says == "fast minus slow"
     assert set(found["breaks"]["values"][found["breaks"]["claim"].number]) == {math.inf}
-    assert (found["waits"]["class"], found["waits"]["why"]) == ("cannot judge", "it is short")
+    assert (found["waits"]["class"], found["waits"]["why"]) == ("cannot be judged", "it is short")
     kept = record(whole)
     for name, run in kept.items():
         path = whole / "out" / "made_up" / name
@@ -139,10 +139,9 @@ def test_the_page_and_the_figure(whole, claims):
         assert f"<summary><b>{paper}: {statement}</b>: {row['class']}" in text
         assert f'<a id="{name}"></a>' in text and f"Planned: {row['plan']}." in text
     assert "Not run yet: fails." in text and "A note." in text
-    assert (
-        "- ours: [it takes long](#waits): it is short."
-        in text.split("## What this scale cannot judge")[1]
-    )
+    waits = "| [it takes long](#waits) | {} | – | **cannot be judged** (it is short) |"
+    alone = format_values(found["waits"]["values"][found["waits"]["claim"].number])
+    assert waits.format(alone) in text.split("## What this scale cannot judge")[1]
     assert "slow / alone" in text and "| 0.0001, given |" in text
     decided = text.split("## What is decided")[1].split("\n## ")[0]
     assert "waits" not in decided and "diverged with" in decided
@@ -306,6 +305,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "mine.py:15: claim learns: trials has one tuning seed, which shows no spread: give the",
         ),
         (("claims=[", "target=3.28, claims=["), "", "target needs trials"),
+        (("claims=[", 'records=("gone.json",), claims=['), "", "gone.json, which the claims file"),
         ((str(base), str(other)), "--only=A", "gone"),  # the dataset
     ]
     for (old, new), flags, words in mistakes:

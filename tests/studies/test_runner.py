@@ -284,6 +284,25 @@ def test_the_record_keeps_what_is_measured(tmp_path):
         Record(made.record.path)
 
 
+def test_a_run_is_found_in_other_records(tmp_path):
+    made = make_experiment(tmp_path)
+    run, own = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
+    made.record.add(run, "loss", 3.0, **ABOUT)
+    path = tmp_path / "more" / "record.json"
+    record = Record(path, [made.record.path])
+    record.add(own, "loss", 2.0, **ABOUT)
+    assert record.measures(run) == {"loss": 3.0} and set(record.runs) == {own.path.name}
+    record.add(run, "rise", 0.5, **ABOUT)  # a further measure of it
+    record = Record(path, [made.record.path])
+    assert record.measures(run) == {"loss": 3.0, "rise": 0.5}
+    assert made.record.measures(run) == {"loss": 3.0}  # the other record is not written to
+    other = run._replace(args=(*run.args, "--beta2=0.5"))
+    with pytest.raises(ValueError, match="was recorded with other settings"):
+        record.measures(other)
+    with pytest.raises(ValueError, match=r"there is no record .*gone.json, which the claims file"):
+        Record(path, [tmp_path / "gone.json"])
+
+
 def test_threads_share_a_record(tmp_path):
     made = make_experiment(tmp_path)
     runs = [made.run_of("S1 AdamW", 1e-3 * i, 1) for i in range(1, 13)]
@@ -331,7 +350,8 @@ def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(made, "values", lambda number, seeds=None: seeds)
     assert list(made.find_values(claim, 3).values()) == [[1, 2, 3], [1, 2], None]
-    assert made.find_values(claim, 0)[planned] == TUNING_SEEDS  # the plan gives it up
+    # the plan gives it up: what other claims have trained is shown
+    assert made.find_values(claim, 0)[planned] is None
 
 
 def test_how_far_the_loss_rises(tmp_path):

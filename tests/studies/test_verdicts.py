@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
+from studies.calibration import NUMBERS
 from studies.claims.experiment import CLIFF, TUNING_SEEDS, MissingRun, choose_rate, first_seeds
 from studies.claims.judge import (
     LEVEL,
@@ -118,7 +119,7 @@ def test_a_plan_sees_the_published_effect_or_half_of_what_tuning_shows():
 @pytest.mark.parametrize(
     "expect, mean",
     [
-        ("below", 0.0),  # no effect, for which both ends of the interval count
+        ("below", 0.0),  # smaller than matters, for which both ends of the interval count
         ("below", -0.2),  # closer to what would matter than to 0
         ("equal", 0.0),
         ("equal", 0.4),
@@ -207,18 +208,18 @@ def around(mean: float, half: float) -> list:
     return [mean - d, mean + d, mean - d, mean + d]
 
 
-def verdict(values, expect="below", published=-0.5, paper="A", smallest=0.25) -> str:
+def verdict(values, expect="below", published=-0.5, **how) -> str:
     """The class of a claim, as if it were the only one."""
-    made = claim("c", "fast - slow", expect, published, paper=paper, smallest=smallest)
+    made = claim("c", "fast - slow", expect, published, **how)
     return classify(values, made, p_value(values, made))[0]
 
 
 CASES = {  # (mean, half of the interval)
     "reproduced": [(-0.99, 0.1), (-0.251, 0.1)],  # from half the paper's to twice
-    "direction only": [(-1.01, 0.1), (-0.249, 0.1)],
-    "no effect": [(-0.2, 0.04), (0.0, 0.2499)],  # within ± 0.25, though one excludes 0
+    "same direction": [(-1.01, 0.1), (-0.249, 0.1)],
+    "smaller than matters": [(-0.2, 0.04), (0.0, 0.2499)],  # within ± 0.25, though one excludes 0
     "undecided": [(0.0, 0.2501), (0.3, 0.31)],  # include 0
-    "contradicted here": [(0.3, 0.29)],
+    "opposite": [(0.3, 0.29)],
 }
 
 
@@ -229,8 +230,14 @@ def test_a_claim_of_a_lower_loss(word, mean, half):
     assert verdict(around(mean, half)) == word
     assert verdict([-v for v in around(mean, half)], "above", 0.5) == word  # the mirror image
     # without a published size the sign is all there is
-    word = "holds" if word in ("reproduced", "direction only") else word
-    assert verdict(around(mean, half), published=None) == word
+    signed = word in ("reproduced", "same direction")
+    unpublished = "same direction" if signed else word
+    assert verdict(around(mean, half), published=None) == unpublished
+    ours = "holds" if signed else word  # a claim of no paper reproduces nothing
+    assert verdict(around(mean, half), paper="") == ours
+    early = word if signed else "too early to say"
+    assert verdict(around(mean, half), late="after 50,000 steps") == early
+    assert verdict(around(mean, half), withheld="no control") == "cannot be judged"
 
 
 @pytest.mark.parametrize(
@@ -238,9 +245,9 @@ def test_a_claim_of_a_lower_loss(word, mean, half):
     [
         (0.1, 0.14, "reproduced", "reproduced"),
         (0.1, 0.16, "undecided", "undecided"),  # up to 0.26
-        (0.4, 0.14, "contradicted here", "contradicted here"),
+        (0.4, 0.14, "opposite", "opposite"),
         (0.4, 0.16, "undecided", "undecided"),  # down to 0.24
-        (-0.4, 0.14, "contradicted here", "reproduced"),  # better is no objection
+        (-0.4, 0.14, "opposite", "reproduced"),  # better is no objection
         (-0.4, 0.64, "undecided", "reproduced"),
         (-0.4, 0.66, "undecided", "undecided"),
     ],
@@ -255,9 +262,9 @@ def test_claims_of_equality_and_of_not_above(mean, half, equal, not_above):
 @pytest.mark.parametrize(
     "values, expect, word",
     [
-        ([-inf] * 4, "below", "holds"),  # the other side diverged with every seed
-        ([inf] * 4, "below", "contradicted here"),
-        ([inf] * 4, "equal", "contradicted here"),
+        ([-inf] * 4, "below", "same direction"),  # the other side diverged with every seed
+        ([inf] * 4, "below", "opposite"),
+        ([inf] * 4, "equal", "opposite"),
         ([-inf, -0.3, -0.3, -0.3], "below", "undecided"),  # with some seeds only
         ([nan, -inf, -inf, -inf], "below", "undecided"),  # both sides with one seed
         ([-0.5] * 3, "below", "undecided"),  # three seeds decide nothing
@@ -299,7 +306,7 @@ def test_the_last_lines_say_what_would_decide_a_claim():
         ("undecided", wide, f"{n} seeds would do"),
         ("undecided", [-0.1, inf, -0.1, -0.1], ""),
         ("undecided", [-0.1, -0.2], ""),
-        ("cannot judge", [], ""),
+        ("cannot be judged", [], ""),
         ("holds", wide, ""),
     ):
         row = dict(values={made.number: values}, pooled=None, p=None, why="why")
@@ -319,10 +326,10 @@ NOISE = {
 NOISE |= dict.fromkeys(TUNING_SEEDS, 0.0) | {TUNING_SEEDS[0]: 0.01}
 
 
-def invent_losses(tmp_path, monkeypatch, loss):
-    """The papers' experiment in which `loss(run)` has been measured: a number, None for diverged;
-    or MissingRun."""
-    made = make_experiment(tmp_path, judge_only=True)
+def invent_losses(tmp_path, monkeypatch, loss, claims="studies/papers.py"):
+    """The experiment of a claims file in which `loss(run)` has been measured: a number, None for
+    diverged; or MissingRun."""
+    made = make_experiment(tmp_path, claims, judge_only=True)
     monkeypatch.setattr(made, "measure", lambda measure, runs: list(map(loss, runs)))
     monkeypatch.setattr("studies.claims.page.describe_runs", lambda experiment: "")
     return made
@@ -351,7 +358,7 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
     made = invent_losses(tmp_path, monkeypatch, gains)
     found = made.judge()
     row = found["gains-removal"]
-    assert row["class"] == "reproduced" and len(row["values"]) == 1
+    assert row["class"] == "reproduced" and len(row["values"]) == 2
     assert {name for name, row in found.items() if not row["claim"].cannot} == {"gains-removal"}
     text = render_page(made, found, {})
     for words in (
@@ -365,6 +372,30 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
     assert row["p"] == pytest.approx(
         tests * p_value(row["values"][row["claim"].number], row["claim"])
     )
+
+
+def test_the_numbers_of_all_claims_side_by_side(tmp_path, monkeypatch):
+    """A row for each number, a column for each claim; a side number has the seeds that it names."""
+
+    def loss(run) -> float:
+        return 3.0 if has(run, "s1.py") else 2.5 if flag(run, "dtype") else 3.01
+
+    made = invent_losses(tmp_path, monkeypatch, loss, "studies/calibration.py")
+    found = made.judge()
+    assert [row["class"] for row in found.values()][:2] == ["reproduced", "opposite"]
+    text = render_page(made, found, {})
+    head, _, *rows = text.split("## The numbers of all claims\n\n")[1].split("\n\n")[0].splitlines()
+    ids = list(found)
+    assert head == f"| number | paper's | {' | '.join(ids)} |"
+    table = {cells[1]: cells[2:-1] for cells in ([c.strip() for c in r.split("|")] for r in rows)}
+    assert list(table) == list(NUMBERS)
+    level = "+0.010 (+0.010 to +0.010), n = {}"
+    first = table["AdamW: S5 minus S1"]
+    assert first[:3] == ["−0.004", level.format(10), "−0.500 (−0.500 to −0.500), n = 4"]
+    assert table["Muon minus AdamW, own rates: S1"] == [
+        *("–", "+0.000 (+0.000 to +0.000), n = 4", "–", "–", "–", "–"),
+        "+0.000 (+0.000 to +0.000), n = 8",
+    ]
 
 
 def test_what_a_number_is_a_sum_of():

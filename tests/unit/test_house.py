@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Ceilings. Lower them when something goes. To raise one takes a reason, in the commit.
 # Nodes of the syntax tree, which are the content however it is broken into lines.
-MAX_NODES = {"core": 79400, "interop": 13900, "studies": 33200, "tests": 176420}
+MAX_NODES = {"core": 79400, "interop": 13900, "studies": 34300, "tests": 176900}
 # Of the core: nodes in a line of code, and long lines, statements `a, b = x, y` and expressions
 # `x if c else y` in 1000 lines of code.
 MAX_NODES_PER_LINE = 7.0
@@ -59,7 +59,7 @@ MAX_LINES_OF_A_FUNCTION = 60
 MAX_IMPORTS_OF_TRAIN = 55
 # Flags are those of the model and of training. A refusal is a `raise ValueError` or a call of
 # `refuse`: those of layers/rules.py count too.
-MAX_FLAGS, MAX_REFUSALS = 164, 389
+MAX_FLAGS, MAX_REFUSALS = 164, 390
 
 # The one place where a lower floor calls an upper one: `python model.py` is an alias for
 # `python -m nanodnt.plan`.
