@@ -5,7 +5,8 @@ python sweep.py config/quickstart.py --learning_rate=1e-3,3e-3,1e-2 --seeds=3
 python sweep.py config/quickstart.py --files=config/dnt/s1.py,config/dnt/s5.py --seeds=3
 python sweep.py config/quickstart.py --files=config/dnt/s5.py+config/optimizers/msgdw.py
 python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4 --print=True > commands.txt
-python sweep.py config/transfer.py --n_embd=64,128 --learning_rate=2e-3,8e-3 --for=config/dnt_xl.py
+python sweep.py config/transfer.py --n_embd=64,128 --learning_rate=2e-3,4e-3,8e-3 \
+    --parametrization=mup --max_iters=300 --for=config/quickstart.py
 python sweep.py config/transfer.py --n_embd=64,128 --parametrization=standard,mup --coordinates=8
 
 A flag of train.py may have several values, separated by commas. If you give learning_rate but not

@@ -32,6 +32,11 @@ RATES = (
     "{highest:g} nats; a cross is a\n"
     "rate at which a run diverged.\n"
 )
+DIFFERENCES = (
+    "## Differences over the steps\n\n{picture}\n\n"
+    "Mean and range over the seeds. Dashed: the paper's difference at the end of its run, which is "
+    "longer.\n"
+)
 LOSSES = (
     "## Losses\n\n{picture}\n\n"
     "A dot for each seed, and a bar at the mean unless one diverged. The table has the mean and "
@@ -269,6 +274,30 @@ def draw_rates(curves: dict[str, dict], path: Path, unit: str, formats: Sequence
         save_figure(figure, path, formats)
 
 
+def find_differences(verdicts: dict[str, Row]) -> dict[str, Row]:
+    """The verdicts on claims with numbers that are drawn over steps."""
+    return {name: row for name, row in verdicts.items() if any(n.steps for n in row["values"])}
+
+
+def draw_differences(found: dict[str, Row], path: Path, unit: str, formats: Sequence[str]) -> None:
+    """Draw the numbers of `find_differences`, per `unit`, over steps: a panel for each claim, a
+    line for each sum of arms, through the means, with a bar from the lowest seed to the highest;
+    dashed, the paper's value at its end."""
+    with plt.rc_context(STYLE):
+        figure, axes = new_figure(len(found), 4.2, 3.8)
+        for axis, row in zip(axes, found.values(), strict=True):
+            curves = {}  # {sum of arms: {steps: values by seed}}
+            drawn = [number for number in row["values"] if number.steps]
+            for number in sorted(drawn, key=lambda number: number.steps):
+                values = row["values"][number]
+                curves.setdefault(number.value, {})[number.steps] = values
+            draw_curves(axis, curves, row["claim"].id, "steps", unit)
+            axis.set(ylabel=f"difference of validation losses (nats per {unit})")
+            axis.axhline(0, color="0.7")
+            axis.axhline(row["claim"].number.published or 0, color="0.4", linestyle="--")
+        save_figure(figure, path, formats)
+
+
 def find_losses(experiment: Experiment) -> dict[str, dict[str, ArmLosses]]:
     """{arm, "DNT" for "DNT under AdamW": {base: its losses}} of the recorded arms of a study with
     equal trials."""
@@ -320,6 +349,9 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
     if study.side_by_side:
         lines += ["## The numbers of all claims\n", *side_by_side(list(verdicts.values()), study)]
+    if find_differences(verdicts):
+        shown = picture("Differences over steps", f"{experiment.name}/differences", formats)
+        lines.append(DIFFERENCES.format(picture=shown))
     if losses:
         shown = picture("Validation loss by arm", f"{experiment.name}/losses", formats)
         lines.append(LOSSES.format(picture=shown))
@@ -355,14 +387,19 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
 
 
 def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
-    """Write the page, with the verdicts of `judge`, and its figure: of the losses by arm if all
-    arms had equal trials, else of the losses by learning rate. Returns their paths."""
+    """Write the page, with the verdicts of `judge`, and its figures: of differences over steps, and
+    of the losses by arm if all arms had equal trials, else by learning rate. Returns their
+    paths."""
     curves = find_curves(experiment)
-    losses = find_losses(experiment)
+    figures = (
+        ("differences", find_differences(verdicts), draw_differences),
+        ("losses", find_losses(experiment), draw_losses),
+        ("rates", curves, draw_rates),
+    )
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
     unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
-    for name, drawn, draw in (("losses", losses, draw_losses), ("rates", curves, draw_rates)):
+    for name, drawn, draw in figures:
         if drawn:
             figure = experiment.folder / f"{name}.png"
             draw(drawn, figure, unit, experiment.config.formats)

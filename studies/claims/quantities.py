@@ -107,10 +107,10 @@ def rise(path: Path) -> float:
     return losses[-1] - min(losses)
 
 
-def loss_at_a_quarter(path: Path) -> float:
-    """The first validation loss after a quarter of the steps."""
-    quarter = open_run(path).train_config["max_iters"] / 4
-    rows = [row for row in read_metrics(path) if "val_loss" in row and row["step"] >= quarter]
+def loss_after(path: Path, share: float) -> float:
+    """The first validation loss after this share of the steps."""
+    start = share * open_run(path).train_config["max_iters"]
+    rows = [row for row in read_metrics(path) if "val_loss" in row and row["step"] >= start]
     return rows[0]["val_loss"]
 
 
@@ -190,7 +190,10 @@ MEASURES = {
     "log10 gradient kurtosis": partial(mean_log_tail, statistic="kurtosis"),
     "log10 gradient kurtosis by matrix": mean_log_kurtosis,
     "rise": rise,
-    "loss at a quarter": loss_at_a_quarter,
+    "loss at a sixteenth": partial(loss_after, share=1 / 16),
+    "loss at an eighth": partial(loss_after, share=1 / 8),
+    "loss at a quarter": partial(loss_after, share=1 / 4),
+    "loss at a half": partial(loss_after, share=1 / 2),
     "onset of the order": order_onset,
     "log10 last variance": lambda path: log_variances(path)[-1],
     "log10 last variance since the start": partial(log_growth, block=-1),

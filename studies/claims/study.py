@@ -52,6 +52,8 @@ class Number(NamedTuple):
     value: str  # "arm", "arm - arm + arm …"
     published: float | None = None  # the paper's value
     measure: str = "loss"  # or a key of MEASURES in studies/claims/quantities.py
+    steps: int = 0  # the step after which it is measured, in the figure of differences over steps;
+    #   0: it is not drawn there
     seeds: int = 0  # of a side number: number of seeds; 0 = that of the claim, but at most 4
 
 

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from studies.calibration import NUMBERS
+from studies.claims import page
 from studies.claims.experiment import CLIFF, TUNING_SEEDS, MissingRun, choose_rate, first_seeds
 from studies.claims.judge import (
     LEVEL,
@@ -23,7 +24,7 @@ from studies.claims.judge import (
     pool_variance,
     power,
 )
-from studies.claims.page import format_values, render_page, summarize
+from studies.claims.page import format_values, render_page, summarize, write_page
 from studies.claims.study import split_value, squared_weights
 from support.claims import claim, flag, make_experiment
 
@@ -396,6 +397,28 @@ def test_the_numbers_of_all_claims_side_by_side(tmp_path, monkeypatch):
         *("–", "+0.000 (+0.000 to +0.000), n = 4", "–", "–", "–", "–"),
         "+0.000 (+0.000 to +0.000), n = 8",
     ]
+
+
+def test_differences_are_drawn_over_steps(tmp_path, monkeypatch):
+    def loss(run) -> float:
+        return 3.04 if has(run, "lns.py") else 3.0
+
+    made = invent_losses(tmp_path, monkeypatch, loss, "studies/crossing.py")
+    drawn = []
+    draw = page.draw_curves
+    monkeypatch.setattr(page, "draw_curves", lambda *args: (drawn.append(args[1]), draw(*args)))
+    write_page(made, made.judge())
+    lns, blockwise = drawn
+    assert list(lns) == ["LNS - scaled init", "LNS - Pre-LN"] and list(blockwise) == [
+        "blocks - one rate"
+    ]
+    behind = pytest.approx([0.04] * 4)
+    assert list(lns["LNS - scaled init"].items()) == [
+        (steps, behind) for steps in (300, 600, 1200, 2400, 4800)
+    ]
+    assert (made.folder / "differences.png").read_bytes().startswith(b"\x89PNG")
+    text = (made.results / "crossing.md").read_text()
+    assert "(crossing/differences.png)" in text and "**too early to say**" in text
 
 
 def test_what_a_number_is_a_sum_of():
