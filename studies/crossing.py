@@ -8,7 +8,7 @@ initialisation, and blockwise rates against one rate, for `python reproduce.py`:
 """
 
 from studies.claims.study import Arm, Claim, Number, Study
-from studies.papers import AT_SWITCH, BLOCKWISE, LEAD_GROWS, LEAD_LATE, LNS
+from studies.papers import AT_SWITCH, BLOCKWISE, LNS
 from studies.papers import study as papers
 
 STEPS = 4800
@@ -59,7 +59,6 @@ CLAIMS = [
             *on_the_way("LNS - Pre-LN"),
         ),
         seeds=4,
-        late=LEAD_GROWS,
         paper="LNS",
         published="130M, 20,000 steps: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 "
         "(Table 6, in an image of its authors' repository)",
@@ -85,7 +84,6 @@ CLAIMS = [
             ),
         ),
         seeds=4,
-        late=LEAD_LATE,
         paper="Blockwise LR",
         published="0.25B, 50,000 steps: 2.784 and 2.834 (Table 1 [270, 273]), at one base rate and "
         "without a ratio for the head",

@@ -178,8 +178,8 @@ CLAIMS = [
         protocol=TABLE_4,
         note="The first checkpoint after warm-up, all validation images. Batch, layers, optimizer "
         "and size of the figure are [U]. A tenth of the range is read as a tenth of the RMS [I]. "
-        "Until 2026-11-29 the kurtosis decided, which tells the tail's shape from the scale and "
-        "which the paper does not have; it was undecided.",
+        "Until 2026-11-29 the kurtosis decided, a measure of the tail of which the paper writes "
+        "[26, 234] without a number; it was undecided.",
     ),
     Claim(
         "vdnt-leave-out",
@@ -262,7 +262,7 @@ study = Study(
     note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are "
     "held out, of the same writers; one image is 0.28 percentage points of top-1. The papers' "
     "vision transformers are ViT-S to ViT-H, of 632M parameters, with 1.28M photographs in 1,000 "
-    "classes. A sign can show here, a size cannot: no verdict rests on a published size, and a "
-    "verdict holds on digits alone. The claims about language models are on [a page of their "
-    "own](papers.md); Holm's correction is over the claims of each page.",
+    "classes. A sign can show here, a size cannot, unless it is one of ten times, as in "
+    "vdnt-gradients; and a verdict holds on digits alone. The claims about language models are on "
+    "[a page of their own](papers.md); Holm's correction is over the claims of each page.",
 )

@@ -98,6 +98,8 @@ def at_own_size(claim: Claim, published: dict[str, float | None] | None) -> Clai
         note="Smallest effects as in papers.py [I]; a setting that no paper has is [U].",
         plain={},
         cannot="",
+        withheld="",
+        late="",
         seeds=0,
     )
 

@@ -28,8 +28,8 @@ study = papers._replace(
         "blockwise": f"{bases['blockwise']} {SMALL} {LLAMA} --n_ff=1024 --warmup_iters=20",
         "deep": f"{bases['deep']} {SMALL} {LLAMA} {DEEP}",
     },
-    # the findings in plain words are those of another size
-    claims=[claim._replace(plain={}) for claim in papers.claims],
+    # findings in plain words and verdicts withheld are those of another size
+    claims=[claim._replace(plain={}, withheld="") for claim in papers.claims],
     arms=arms,
     note="",
 )

@@ -671,15 +671,25 @@ class Experiment:
         variance = pooled.variance * squared_weights(claim.number.value)
         return pooled._replace(variance=variance)
 
+    def recorded_seeds(self, number: Number) -> Sequence[int]:
+        """The reported seeds with which all arms of a number are recorded; the tuning seeds if
+        there are none."""
+        recorded = []
+        for seed in first_seeds(MOST):
+            with suppress(MissingRun):
+                self.values(number, [seed])
+                recorded.append(seed)
+        return recorded or TUNING_SEEDS
+
     def find_values(self, claim: Claim, n: int) -> dict[Number, list[float]]:
         """The values by seed of a claim's numbers that are recorded. The primary number has the n
-        planned seeds, if n is not 0; a number of losses all seeds that any claim has trained;
-        another number those of this claim."""
+        planned seeds, or those of `recorded_seeds` if n is 0; a number of losses all seeds that any
+        claim has trained; another number those of this claim."""
         values = {}
         for number in claim.numbers:
             seeds = None
-            if number == claim.number and n:
-                seeds = first_seeds(n)
+            if number == claim.number:
+                seeds = first_seeds(n) or self.recorded_seeds(number)
             elif number.measure != "loss":
                 seeds = self.common_seeds(number, [claim])
             with suppress(MissingRun):

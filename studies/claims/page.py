@@ -129,11 +129,12 @@ def describe_runs(experiment: Experiment) -> str:
     tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS)))) or "none"
     reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
+    others = " ".join(f"And runs of {record}." for record in experiment.study.records)
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
         f"seeds {tuning} tune and plan, {reported} are reported; {', '.join(sorted(machines))}; "
-        f"{days[0]} to {days[-1]}."
-    )
+        f"{days[0]} to {days[-1]}. {others}"
+    ).rstrip()
 
 
 def verdict_rows(rows: list[Row], digits: int) -> list[list[str]]:

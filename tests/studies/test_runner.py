@@ -16,6 +16,7 @@ from studies.claims import quantities
 from studies.claims.experiment import (
     TUNING_SEEDS,
     Experiment,
+    MissingRun,
     Record,
     ReproduceConfig,
     choose_results,
@@ -340,6 +341,17 @@ def test_values_by_seed(tmp_path, monkeypatch):
     assert values(high_rate) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
 
 
+def record_of(recorded):
+    """Experiment.values, of which only these seeds are recorded: the seeds themselves."""
+
+    def values(number, seeds=None):
+        if not set(seeds or recorded) <= set(recorded):
+            raise MissingRun
+        return seeds
+
+    return values
+
+
 def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
     """Other claims train more seeds of an arm, of which only the loss is known."""
     made = make_experiment(tmp_path)
@@ -350,8 +362,11 @@ def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(made, "values", lambda number, seeds=None: seeds)
     assert list(made.find_values(claim, 3).values()) == [[1, 2, 3], [1, 2], None]
-    # the plan gives it up: what other claims have trained is shown
-    assert made.find_values(claim, 0)[planned] is None
+    # the plan gives it up: all that is recorded is shown
+    monkeypatch.setattr(made, "values", record_of([1, 2, 4]))
+    assert made.find_values(claim, 0)[planned] == [1, 2, 4]
+    monkeypatch.setattr(made, "values", record_of(TUNING_SEEDS))
+    assert made.find_values(claim, 0)[planned] == TUNING_SEEDS
 
 
 def test_how_far_the_loss_rises(tmp_path):
