@@ -8,6 +8,7 @@ reading of it a number of the paper's Table 1 comes out here, for `python reprod
 """
 
 from studies.claims.study import Arm, Claim, Number, Study, arms_in
+from studies.dnt import EARLIER_RATES, NEW_RATES
 from studies.papers import ADAMW
 from studies.papers import study as papers
 
@@ -64,21 +65,7 @@ SEEDS = {
 }
 # The middle of the first grid of an arm that is tuned here
 START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3, "S1 mSGDW": 0.125, "S5 mSGDW": 0.5}
-# The rates of the earlier round, where one seed chose them
-EARLIER_RATES = {
-    "S1 AdamW": 4e-3,
-    "S5 AdamW, S1's rate": 4e-3,
-    "S5 AdamW": 64e-3,
-    "S1 AdamW, 8 × S1's rate": 32e-3,
-    "S5 AdamW, 8 × its rate": 512e-3,
-    "S1 mSGDW": 0.125,
-    "S5 mSGDW": 1.0,
-    "S1 at 1.0": 1.0,
-    "S3 at 1.0": 1.0,
-    "S5 at 1.0": 1.0,
-    "S1 Muon": 16e-3,
-    "S5 Muon": 8e-3,
-}
+RATES = EARLIER_RATES | NEW_RATES | dict.fromkeys(("S1 at 1.0", "S3 at 1.0", "S5 at 1.0"), 1.0)
 VARIED = dict.fromkeys(("init", "init_std", "residual_init", "warm-up / steps"), "varied here")
 
 
@@ -89,7 +76,7 @@ def move(name: str, weights: str) -> Arm:
     if name.endswith(FP32):
         files += " --dtype=float32"
     if weights == EARLIER:
-        return Arm(weights, files, lr=EARLIER_RATES[name.removesuffix(FP32)])
+        return Arm(weights, files, lr=RATES[name.removesuffix(FP32)])
     if weights != "xavier" and name in START:
         files += f" --learning_rate={START[name]}"
     if weights == "xavier-scaled-table":

@@ -153,7 +153,7 @@ MUON = (
     *UNSAID,
 )
 
-NO_CONTROL = "no initial weights give Table 1's difference under AdamW: [control](calibration.md)"
+FAILS = "these initial weights fail [the control](calibration.md); judged [with others](dnt.md)"
 DNT = [
     Claim(
         "dnt-common",
@@ -163,7 +163,7 @@ DNT = [
         paper="DNT",
         published="124M: 2.849 and 2.906 (Table 1 [246, 247])",
         protocol=COMMON,
-        withheld=NO_CONTROL,
+        withheld=FAILS,
         note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has "
         "LayerNorm. The size of the effect is that of Xavier too: see dnt-own.",
     ),
@@ -184,8 +184,7 @@ DNT = [
         published="Fig. 6, 124M, all with the same hyper-parameters [264]: S1 worst, S2 similar, "
         "S3 better, S4 and S5 best and similar [268]; no numbers",
         protocol=COMMON,
-        withheld="S5 was worse than S3 with other initial weights, warm-up and last rate; "
-        f"{NO_CONTROL}",
+        withheld=f"S5 was worse than S3 with other initial weights, warm-up and last rate; {FAILS}",
         note="That the figure has Table 5's values is our reading [I]. 0.057, for the sum of two "
         "differences, is our choice [I]: Table 1's effect. With initial weights that suit the "
         "width and 30 steps of warm-up S5 minus S3 was +0.41, +0.22 and +0.66 (seeds 0, 1, 2).",
@@ -194,17 +193,13 @@ DNT = [
         "dnt-own",
         "Under momentum SGD, each at its own learning rate, DNT has a lower loss than Pre-LN [I]",
         Number("S5 minus S1, each at its own rate", "S5 mSGDW - S1 mSGDW", -0.057),
-        withheld=NO_CONTROL,
+        withheld=FAILS,
         sides=(
             Number(
                 "with 1/√(2L) on the last matrices too [I]", "S5 mSGDW, scaled - S1 mSGDW, scaled"
             ),
             Number("S1: with 1/√(2L) minus without", "S1 mSGDW, scaled - S1 mSGDW"),
         ),
-        plain={
-            "cannot be judged": "Under momentum SGD, each at its own rate [I], DNT ends below "
-            "Pre-LN; while the control fails, that says nothing of the paper"
-        },
         paper="DNT",
         published="124M: 2.849 and 2.906, at one rate (Table 1 [246, 247]), from “a rough grid "
         "search” [543]",
@@ -229,8 +224,7 @@ DNT = [
         published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 "
         "[244-247])",
         protocol=(*TABLE_5, *WEIGHTS, WARMUP, *DNT_SIZE),
-        withheld="it contains the number of dnt-par, for which these runs are too short; "
-        f"{NO_CONTROL}",
+        withheld=f"it contains the number of dnt-par, for which these runs are too short; {FAILS}",
         note="Each arm at its own rate [I]; the paper's momentum SGD has one rate for both [577]. "
         "Decay and floors as in dnt-own and dnt-robust. Pre-LN's gap is small here because Xavier "
         "costs its AdamW runs more than half a nat; with initial weights that suit small models "
@@ -278,7 +272,7 @@ DNT = [
         published="no number and no runs; App. C: as DNT is “robust to large learning rate” it has "
         "6e-4 at every size [543], GPT-2 6e-4, 2.5e-4 and 1.5e-4 [577]: one to four times",
         protocol=ADAMW,
-        withheld=NO_CONTROL,
+        withheld=FAILS,
         note="DNT's own rate is sixteen times Pre-LN's, so it is below its own at both rates, and "
         "Pre-LN starts at its best. The number says that DNT's rate is higher; the last two say "
         "what happens beyond it. With initial weights that suit small models this number was "
@@ -308,7 +302,7 @@ DNT = [
         "norms from about 4,000 [634], without mid norms it oscillates between 10K and 30K [635], "
         "without input norm it converges [636]; ranking QK > pre ≈ mid > input [638]",
         protocol=APP_F,
-        withheld=NO_CONTROL,
+        withheld=FAILS,
         note="The paper says that it starts from S5 but lists two pre norms [624], which is S4 "
         "[I]. A collapse of 0.5 nats is our choice [I].",
     ),
@@ -321,7 +315,7 @@ DNT = [
             Number("S1: Muon minus AdamW", "S1 Muon - S1 AdamW"),
             Number("S5 minus S1 under Muon", "S5 Muon - S1 Muon"),
         ),
-        withheld=NO_CONTROL,
+        withheld=FAILS,
         seeds=9,
         paper="DNT",
         published="no number; App. F.1: DNT has a “significantly better convergence speed” under "

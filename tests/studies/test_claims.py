@@ -19,8 +19,8 @@ from support.claims import make_experiment
 from support.pages import complete
 from support.runs import ROOT
 
-STUDIES = ["calibration", "crossing", "digits", "large", "papers", "small", "xl"]
-N_CLAIMS = dict(calibration=6, crossing=2, digits=6, large=23, papers=25, small=25, xl=23)
+STUDIES = ["calibration", "crossing", "digits", "dnt", "large", "papers", "small", "xl"]
+N_CLAIMS = dict(calibration=6, crossing=2, digits=6, dnt=7, large=23, papers=25, small=25, xl=23)
 
 # The papers' numbers, from their tables: {claim: the value of its primary number}; the others have
 # none
@@ -68,7 +68,7 @@ def test_a_study_is_well_formed(name, tmp_path):
 
 
 def test_the_published_values_are_the_papers(tmp_path):
-    names = ("calibration", "crossing", "digits", "papers")
+    names = ("calibration", "crossing", "digits", "dnt", "papers")
     for claim in (claim for name in names for claim in load(name, tmp_path).study.claims):
         if claim.id not in PUBLISHED:  # ours, and said to be
             assert claim.number.published is None and claim.smallest
