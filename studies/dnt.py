@@ -32,6 +32,14 @@ WHY = {
     "min_lr": "a tenth of the rate, where the runs are of the earlier round",
 }
 SEEDS = {"dnt-own": 8, "dnt-gap": 8, "dnt-muon": 8}  # 4 for the others
+# {claim: {class of the verdict: the finding in plain words}}
+PLAIN = {
+    "dnt-own": {
+        "undecided": "DNT instead of Pre-LN under momentum SGD, each at its own rate: lower by "
+        "what is published, but seeds differ too much to be sure of the sign"
+    },
+    "dnt-muon": {"same direction": "Muon instead of AdamW lowers DNT's loss, and Pre-LN's as much"},
+}
 SIZES = "The smallest effect that matters is that of studies/papers.py [I]."
 
 
@@ -55,7 +63,7 @@ def judge_here(claim: Claim) -> Claim:
         sides=tuple(sides),
         withheld=withheld,
         seeds=SEEDS.get(claim.id, 4),
-        plain={},
+        plain=PLAIN.get(claim.id, {}),
         note=SIZES,
     )
 

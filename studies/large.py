@@ -43,7 +43,7 @@ def own(
         if claim.id not in ("dnt-own", "blockwise-own"):  # these two claims are about tuned rates
             claims.append(at_own_size(claim, published))
     return papers._replace(
-        title=title, bases={"own": ""}, arms=arms, claims=claims, tuned=False, note=""
+        title=title, bases={"own": ""}, arms=arms, claims=claims, tuned=False, records=(), note=""
     )
 
 

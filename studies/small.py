@@ -31,5 +31,6 @@ study = papers._replace(
     # findings in plain words and verdicts withheld are those of another size
     claims=[claim._replace(plain={}, withheld="") for claim in papers.claims],
     arms=arms,
+    records=(),
     note="",
 )

@@ -288,10 +288,9 @@ def draw_differences(found: dict[str, Row], path: Path, unit: str, formats: Sequ
         figure, axes = new_figure(len(found), 4.2, 3.8)
         for axis, row in zip(axes, found.values(), strict=True):
             curves = {}  # {sum of arms: {steps: values by seed}}
-            drawn = [number for number in row["values"] if number.steps]
-            for number in sorted(drawn, key=lambda number: number.steps):
-                values = row["values"][number]
-                curves.setdefault(number.value, {})[number.steps] = values
+            for number, values in sorted(row["values"].items(), key=lambda item: item[0].steps):
+                if number.steps:
+                    curves.setdefault(number.value, {})[number.steps] = values
             draw_curves(axis, curves, row["claim"].id, "steps", unit)
             axis.set(ylabel=f"difference of validation losses (nats per {unit})")
             axis.axhline(0, color="0.7")

@@ -82,7 +82,7 @@ class Claim(NamedTuple):
     cannot: str = ""  # why this scale cannot judge the claim, written before the runs
     withheld: str = ""  # why the number, planned and run like the others, gets no verdict
     late: str = ""  # where the paper says that the effect comes later in training than these runs
-    #   end: without it the claim is then called too early to say
+    #   end; a claim that they do not show is then too early to say
     seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
     plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
 

@@ -263,6 +263,12 @@ def test_arms_are_what_they_are_called(name, tmp_path):
     )
 
 
+def test_gpts_of_any_size_have_xaviers_embeddings_of_002(tmp_path):
+    for name, init_std in (("S1 AdamW", 0.02), ("RMSNorm", 0.035)):
+        model, _ = resolved(load("small", tmp_path).run_of(name, 1e-3, 1))
+        assert model.init_std == init_std, name
+
+
 def test_a_ratio_of_one_makes_no_other_run(tmp_path):
     """A record outlives the day on which another type of block gets a learning rate of its own."""
     run = load("papers", tmp_path).run_of("all blocks", 1e-3, 1)
