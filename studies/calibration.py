@@ -53,6 +53,7 @@ NUMBERS = {
     "Muon, own rates: S5 minus S1": ("S5 Muon{w} - S1 Muon{w}", None),
     "Muon minus AdamW, own rates: S5": ("S5 Muon{w} - S5 AdamW{w}", None),
     "Muon minus AdamW, own rates: S1": ("S1 Muon{w} - S1 AdamW{w}", None),
+    "AdamW, S1: fp32 minus bf16": ("S1 AdamW, fp32{w} - S1 AdamW{w}", None),
 }
 # {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
 SEEDS = {
@@ -61,7 +62,7 @@ SEEDS = {
     "xavier-scaled-table": (4,),
     "nanogpt": (4,),
     "width-128": (4,),
-    EARLIER: (8, 8, 8, 2, 2, 8, 0, 4, 8, 8, 8),
+    EARLIER: (8, 8, 8, 2, 2, 8, 0, 4, 8, 8, 8, 8),
 }
 # The middle of the first grid of an arm that is tuned here
 START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3, "S1 mSGDW": 0.125, "S5 mSGDW": 0.5}
@@ -133,33 +134,34 @@ study = Study(
     records=("docs/results/papers/record.json", "docs/results/claims/mini.json"),
     side_by_side=True,
     note=(
-        "The DNT paper's initial weights are “Xavier” and no more. So they are varied here, and a "
-        "number of its Table 1 is the control: under AdamW DNT and GPT-2 differ by −0.004, at one "
-        "learning rate for both, that which nanoGPT recommends for GPT-2 [543, 577]. The rule: "
-        "initial weights under which S5 minus S1 under AdamW, both at the rate that is best for "
-        "S1, has a mean within 0.05 of −0.004 are taken for the paper's, and DNT's claims are "
-        "judged with them; with all of them, if several have it. If none has it, no claim of DNT "
-        "is judged at this size, and the numbers are shown for all. "
+        "The DNT paper's initial weights are “Xavier” and no more. So they are varied here, "
+        "and a number of its Table 1 is the control: under AdamW DNT and GPT-2 differ by "
+        "−0.004, at one learning rate for both, that which nanoGPT recommends for GPT-2 [543, "
+        "577].\n\n"
+        "**The rule**: initial weights under which S5 minus S1 under AdamW, both at the rate "
+        "that is best for S1, has a mean within 0.05 of −0.004 are taken for the paper's, and "
+        "DNT's claims are judged with them; with all of them, if several have it. If none has "
+        "it, no claim of DNT is judged at this size. The numbers are shown for all.\n\n"
         "First written, before the new runs, with each layout at its own rate; changed to the "
-        "paper's one rate when the eight runs that tune S5 in xavier-scaled were there, and none "
-        "of the new runs that are reported. Known then at one rate: plain Xavier −0.62, and, of "
-        "seeds 0 and 5, width-128-warm-up −0.010, −0.024 and −0.042 at 0.001, 0.002 and 0.004. "
-        "Expected: width-128-warm-up −0.04, as these say; width-128, whose warm-up is 3 steps, "
-        "−0.05 to −0.15, since Pre-LN bears a short warm-up less well; nanogpt −0.12, as seed 0 "
-        "has with 30 steps; xavier-scaled −0.2 to −0.5: its branches start a quarter as large as "
-        "in plain Xavier, and still drown an embedding of 0.02, which DNT's input norm prevents. "
-        "Xavier on the tied table is 0.0218 here, 9% more than 0.02, so it changes little; with "
-        "the paper's 50,304 tokens and width 768 it would be 0.0063. "
-        "Width-128-warm-up was run with four seeds, and its mean of −0.012 passed; four more were "
-        "then added to narrow its interval, which had been (−0.085 to +0.062). "
-        "The difference shrinks in longer runs (at own rates, width-128-warm-up: −0.17 after 75 "
-        "steps, −0.32 after 150, −0.09 after 300), so a control that fails may say that the runs "
-        "are short. "
-        "Runs of xavier and, but for the first number, of width-128-warm-up are those of other "
-        "records, in bf16. Those of the latter end at a tenth of their rate under mSGDW too, and "
-        "one seed chose their rates. The others are in fp32, which makes no difference: S1 at "
-        "0.004 in width-128-warm-up has 2.925, 2.933, 2.973, 2.992 in fp32 and 2.923, 2.942, "
-        "2.978, 2.984 in bf16 (seeds 1 to 4). Intervals here are of pairs; those of DNT's claims "
-        "on [their page](papers.md) pool the arms' variances."
+        "paper's one rate when the eight runs that tune S5 in xavier-scaled were there, and "
+        "none of the new runs that are reported.\n\n"
+        "**Expected**, and known then at one rate: plain Xavier −0.62, and, of seeds 0 and 5, "
+        "width-128-warm-up −0.010, −0.024 and −0.042 at 0.001, 0.002 and 0.004. So "
+        "width-128-warm-up will have −0.04; width-128, whose warm-up is 3 steps, −0.05 to "
+        "−0.15, since Pre-LN bears a short warm-up less well; nanogpt −0.12, as seed 0 has "
+        "with 30 steps; xavier-scaled −0.2 to −0.5: its branches start a quarter as large as "
+        "in plain Xavier, and still drown an embedding of 0.02, which DNT's input norm "
+        "prevents. Xavier on the tied table is 0.0218 here, 9% more than 0.02, so it changes "
+        "little; with the paper's 50,304 tokens and width 768 it would be 0.0063.\n\n"
+        "**Seen**: width-128-warm-up passes. It was run with four seeds, and its mean of "
+        "−0.012 passed; four more were then added to narrow its interval, which had been "
+        "(−0.085 to +0.062). The difference depends on the length of a run too (at own rates, "
+        "width-128-warm-up: −0.17 after 75 steps, −0.32 after 150, −0.09 after 300), so a "
+        "control that fails may say that the runs are short.\n\n"
+        "Runs of xavier and, but for the first number, of width-128-warm-up are those of "
+        "other records, in bf16. Those of the latter end at a tenth of their rate under mSGDW "
+        "too, and one seed chose their rates. The others are in fp32; the last number has "
+        "what that does. Intervals here are of pairs; those of DNT's claims on [their "
+        "page](papers.md) pool the arms' variances."
     ),
 )

@@ -344,7 +344,7 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     if any(claim.paper for claim in study.claims):
         title = "The papers' claims, tested here"
     about = describe_runs(experiment)
-    note = textwrap.fill(study.note, 120)
+    note = "\n\n".join(textwrap.fill(part, 120) for part in study.note.split("\n\n"))
     docs = os.path.relpath(ROOT / "docs" / "claims.md", experiment.results)
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
     if study.side_by_side:

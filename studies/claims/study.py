@@ -126,7 +126,7 @@ class Study(NamedTuple):
     records: tuple[str, ...] = ()  # further records, paths from the repository's root: runs that
     #   they have are not trained again
     digits: int = 3  # decimals of losses on the page
-    note: str = ""  # a paragraph for the page
+    note: str = ""  # paragraphs for the page, with an empty line between them
     others: dict[str, list[tuple]] = {}  # {paper: [(who and where, what they did and found, "+",
     #   "−" or "0")]}
 

@@ -391,8 +391,8 @@ def test_the_numbers_of_all_claims_side_by_side(tmp_path, monkeypatch):
     table = {cells[1]: cells[2:-1] for cells in ([c.strip() for c in r.split("|")] for r in rows)}
     assert list(table) == list(NUMBERS)
     level = "+0.010 (+0.010 to +0.010), n = {}"
-    first = table["AdamW: S5 minus S1"]
-    assert first[:3] == ["−0.004", level.format(10), "−0.500 (−0.500 to −0.500), n = 4"]
+    first = table["AdamW, both at S1's rate: S5 minus S1"]
+    assert first[:3] == ["−0.004", level.format(11), "−0.500 (−0.500 to −0.500), n = 4"]
     assert table["Muon minus AdamW, own rates: S1"] == [
         *("–", "+0.000 (+0.000 to +0.000), n = 4", "–", "–", "–", "–"),
         "+0.000 (+0.000 to +0.000), n = 8",
@@ -418,7 +418,7 @@ def test_differences_are_drawn_over_steps(tmp_path, monkeypatch):
     ]
     assert (made.folder / "differences.png").read_bytes().startswith(b"\x89PNG")
     text = (made.results / "crossing.md").read_text()
-    assert "(crossing/differences.png)" in text and "**too early to say**" in text
+    assert "(crossing/differences.png)" in text and "**opposite**" in text
 
 
 def test_what_a_number_is_a_sum_of():
