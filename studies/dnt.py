@@ -35,8 +35,8 @@ SEEDS = {"dnt-own": 8, "dnt-gap": 8, "dnt-muon": 8}  # 4 for the others
 # {claim: {class of the verdict: the finding in plain words}}
 PLAIN = {
     "dnt-own": {
-        "undecided": "DNT instead of Pre-LN under momentum SGD, each at its own rate: lower by "
-        "what is published, but seeds differ too much to be sure of the sign"
+        "undecided": "Under momentum SGD, each at its own rate, DNT is below Pre-LN by what is "
+        "published, but seeds differ too much to be sure of the sign"
     },
     "dnt-muon": {"same direction": "Muon instead of AdamW lowers DNT's loss, and Pre-LN's as much"},
 }

@@ -887,8 +887,8 @@ GAINS_CLAIMS = [
             ),
         ),
         plain={
-            "cannot be judged": "A LLaMA without scale vectors, at one rate: the paper's effect is "
-            "smaller than the differences between seeds here"
+            "cannot be judged": "A LLaMA without scale vectors is worse with two seeds at one "
+            "rate, and not told apart at twice that rate, +0.006 (−0.024 to +0.035)"
         },
         paper="scale vectors",
         published="“substantially degrades” (abstract [56]); 0.12B: +0.028, after tuning the rate "
