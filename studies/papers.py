@@ -224,7 +224,7 @@ DNT = [
         published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 "
         "[244-247])",
         protocol=(*TABLE_5, *WEIGHTS, WARMUP, *DNT_SIZE),
-        withheld=f"it contains the number of dnt-par, for which these runs are too short; {FAILS}",
+        withheld=f"it contains momentum SGD's gap to AdamW, which takes a long run; {FAILS}",
         note="Each arm at its own rate [I]; the paper's momentum SGD has one rate for both [577]. "
         "Decay and floors as in dnt-own and dnt-robust. Pre-LN's gap is small here because Xavier "
         "costs its AdamW runs more than half a nat; with initial weights that suit small models "

@@ -126,13 +126,17 @@ def describe_runs(experiment: Experiment) -> str:
         machines.add(f"{machine['hardware']} (torch {machine['torch']}{dtype})")
     days = sorted({run["machine"]["date"] for run in runs})
     seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
-    tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS)))) or "none"
+    tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS))))
+    if tuning:
+        tuning = f"seeds {tuning} tune and plan, "
     reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
-    others = " ".join(f"And runs of {record}." for record in experiment.study.records)
+    others = ", ".join(experiment.study.records)
+    if others:
+        others = f"Further runs, with their machines, are in {others}."
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
-        f"seeds {tuning} tune and plan, {reported} are reported; {', '.join(sorted(machines))}; "
+        f"{tuning}{reported} are reported; {', '.join(sorted(machines))}; "
         f"{days[0]} to {days[-1]}. {others}"
     ).rstrip()
 
