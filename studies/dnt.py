@@ -36,6 +36,14 @@ WHY = {
 SEEDS = {"dnt-own": 8, "dnt-gap": 8, "dnt-muon": 8}  # 4 for the others
 # {claim: {class of the verdict: the finding in plain words}}
 PLAIN = {
+    "dnt-common": {
+        "same direction": "Under momentum SGD at the paper's rate of 1.0, which is eight times "
+        "Pre-LN's own here, DNT ends below Pre-LN"
+    },
+    "dnt-order": {
+        "opposite": "Under momentum SGD at 1.0, DNT (S4, S5) ends above S3, which has no "
+        "mid norms (the sum of the two differences)"
+    },
     "dnt-own": {
         "undecided": "Under momentum SGD, each at its own rate, no difference between DNT and "
         "Pre-LN is shown, as seeds differ by more than what is published"
