@@ -6,8 +6,8 @@
     python sweep.py config/transfer.py --n_embd=64,128,256 --parametrization=standard,mup \
         --learning_rate=2e-3,4e-3,8e-3
 
-Xavier for matrices, the DNT paper's word, so `standard` has the variance 1/width. 150 steps of 1,024
-bytes take a CPU core 10 seconds at this width, and 50 at 256.
+Xavier for matrices, the DNT paper's word, so `standard` has the variance 1/width. 150 steps of
+1,024 bytes take a CPU core 10 seconds at this width, and 50 at 256.
 """
 
 out_dir = "out/transfer"

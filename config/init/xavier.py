@@ -1,5 +1,5 @@
-"""Xavier for matrices, our reading of the DNT paper's word (arXiv 2507.17501, Table 5), for GPT-2 and
-DNT alike. Put it after any config.
+"""Xavier for matrices, our reading of the DNT paper's word (arXiv 2507.17501, Table 5), for GPT-2
+and DNT alike. Put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py \
         config/init/xavier.py --out_dir=out/xavier
