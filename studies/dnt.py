@@ -44,6 +44,10 @@ PLAIN = {
         "opposite": "Under momentum SGD at 1.0, DNT (S4, S5) ends above S3, which has no "
         "mid norms (the sum of the two differences)"
     },
+    "dnt-robust": {
+        "same direction": "Under AdamW, from Pre-LN's own learning rate to eight times it, "
+        "Pre-LN's loss rises by a nat and DNT's does not rise"
+    },
     "dnt-own": {
         "undecided": "Under momentum SGD, each at its own rate, no difference between DNT and "
         "Pre-LN is shown, as seeds differ by more than what is published"
