@@ -58,14 +58,14 @@ NUMBERS = {
 # {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
 SEEDS = {
     "xavier": (11, 10, 10, 10, 16, 10, 16, 4, 4, 9, 4),
-    "xavier-scaled": (4,),
+    "xavier-scaled": (4, 4),
     "xavier-scaled-table": (4,),
     "nanogpt": (4,),
     "width-128": (4,),
     EARLIER: (8, 8, 8, 2, 2, 8, 0, 4, 8, 8, 8, 8),
 }
 # The middle of the first grid of an arm that is tuned here
-START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3, "S1 mSGDW": 0.125, "S5 mSGDW": 0.5}
+START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3}
 RATES = EARLIER_RATES | NEW_RATES | dict.fromkeys(("S1 at 1.0", "S3 at 1.0", "S5 at 1.0"), 1.0)
 VARIED = {
     **dict.fromkeys(("init", "init_std", "residual_init", "warm-up / steps"), "varied here"),
