@@ -16,7 +16,10 @@ MINI = "config/claims/mini_gpt.py"
 XAVIER = f"{MINI} config/init/xavier.py"
 NEW = "--warmup_iters=3 --dtype=float32"
 EARLIER = "width-128-warm-up"
+# {end of an arm's name: its flags}
 FP32 = ", fp32"
+LATER = ", 30 steps of warm-up"
+ENDS = {FP32: "--dtype=float32", LATER: "--warmup_iters=30 --dtype=float32"}
 BASES = {
     "xavier": f"{XAVIER} --warmup_iters=3",
     "xavier-scaled": f"{XAVIER} --residual_init=gpt2 {NEW}",
@@ -46,6 +49,10 @@ NUMBERS = {
         -0.053,
     ),
     "mSGDW at 1.0: S4 minus S3": ("S4 at 1.0{w} - S3 at 1.0{w}", None),
+    "mSGDW at 1.0, 30 steps of warm-up: S4 minus S3": (
+        f"S4 at 1.0{LATER}{{w}} - S3 at 1.0{LATER}{{w}}",
+        None,
+    ),
     "AdamW, from its own rate to 8 times it: S5's rise minus S1's": (
         "S5 AdamW, 8 × its rate{w} - S5 AdamW{w} - S1 AdamW, 8 × S1's rate{w} + S1 AdamW{w}",
         None,
@@ -57,16 +64,16 @@ NUMBERS = {
 }
 # {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
 SEEDS = {
-    "xavier": (11, 10, 10, 10, 16, 10, 16, 4, 4, 9, 4),
+    "xavier": (11, 10, 10, 10, 16, 10, 16, 2, 4, 4, 9, 4),
     "xavier-scaled": (4, 4),
     "xavier-scaled-table": (4,),
     "nanogpt": (4,),
-    "width-128": (4,),
-    EARLIER: (8, 8, 8, 2, 2, 8, 0, 4, 8, 8, 8, 8),
+    "width-128": (4, 0, 0, 0, 0, 0, 2),
+    EARLIER: (8, 8, 8, 4, 4, 8, 4, 0, 4, 8, 8, 8, 8),
 }
 # The middle of the first grid of an arm that is tuned here
 START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3}
-RATES = EARLIER_RATES | NEW_RATES | dict.fromkeys(("S1 at 1.0", "S3 at 1.0", "S5 at 1.0"), 1.0)
+RATES = EARLIER_RATES | NEW_RATES
 VARIED = {
     **dict.fromkeys(("init", "init_std", "residual_init", "warm-up / steps"), "varied here"),
     "learning_rate": "the paper's goes with its size and steps: that best for S1 here",
@@ -75,12 +82,15 @@ VARIED = {
 
 def move(name: str, weights: str) -> Arm:
     """An arm of studies/papers.py, with these initial weights."""
-    arm = papers.arms[name.removesuffix(FP32)]
-    files = arm.files
-    if name.endswith(FP32):
-        files += " --dtype=float32"
-    if weights == EARLIER:
-        return Arm(weights, files, lr=RATES[name.removesuffix(FP32)])
+    flags = ""
+    for end, its_flags in ENDS.items():
+        if name.endswith(end):
+            name = name.removesuffix(end)
+            flags = f" {its_flags}"
+    arm = papers.arms[name]
+    files = arm.files + flags
+    if weights == EARLIER and name in RATES:
+        return Arm(weights, files, lr=RATES[name])
     if weights != "xavier" and name in START:
         files += f" --learning_rate={START[name]}"
     if weights == "xavier-scaled-table":
@@ -94,8 +104,9 @@ def make_numbers(weights: str) -> list[Number]:
     numbers = []
     for (says, (value, published)), seeds in zip(NUMBERS.items(), SEEDS[weights], strict=False):
         if seeds:
-            # the earlier round has S5 at S1's rate in fp32 alone
-            dtype = FP32 if weights == EARLIER and not numbers else ""
+            # the first number and those at 1.0 have been run in fp32 alone
+            is_new = not numbers or "at 1.0" in says
+            dtype = FP32 if weights == EARLIER and is_new else ""
             value = value.format(w=f"{dtype}, {weights}")
             numbers.append(Number(says, value, published, seeds=seeds))
     return numbers
@@ -136,7 +147,11 @@ study = Study(
     bases=BASES,
     arms=arms,
     claims=claims,
-    records=("docs/results/papers/record.json", "docs/results/claims/mini.json"),
+    records=(
+        "docs/results/papers/record.json",
+        "docs/results/claims/mini.json",
+        "docs/results/dnt/record.json",
+    ),
     side_by_side=True,
     note=(
         "The DNT paper's initial weights are “Xavier” and no more. So they are varied here, "
@@ -165,10 +180,14 @@ study = Study(
         "was −0.012 (−0.085 to +0.062): by the rule it passes, and by its interval it is "
         "undecided. Four more were added to narrow that, a second look after which p is too "
         "small. A control that fails may also say that the runs are short.\n\n"
-        "Runs of xavier and, but for the first number, of width-128-warm-up are those of "
-        "other records, in bf16. Those of the latter end at a tenth of their rate under mSGDW "
-        "too, and one seed chose their rates. The others are in fp32; the last number has "
-        "what that does. Intervals here are of pairs; those of [papers.md](papers.md) pool "
+        "**Expected of S4 minus S3 at 1.0**, which was added when its values in xavier, with "
+        "3 steps of warm-up, and in width-128-warm-up were known: 30 steps leave it below 0 in "
+        "xavier, and 3 leave it above 0 in width-128. So the initial weights turn its sign, "
+        "not the warm-up.\n\n"
+        "Runs of xavier and, but for the first number and those at 1.0, of width-128-warm-up "
+        "are those of other records, in bf16. Those of the latter end at a tenth of their "
+        "rate under mSGDW too, and one seed chose their rates. The others are in fp32; the "
+        "last number has what that does. Intervals here are of pairs; those of [papers.md](papers.md) pool "
         "the arms' variances."
     ),
 )
