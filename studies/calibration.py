@@ -187,7 +187,7 @@ study = Study(
         "Runs of xavier and, but for the first number and those at 1.0, of width-128-warm-up "
         "are those of other records, in bf16. Those of the latter end at a tenth of their "
         "rate under mSGDW too, and one seed chose their rates. The others are in fp32; the "
-        "last number has what that does. Intervals here are of pairs; those of [papers.md](papers.md) pool "
-        "the arms' variances."
+        "last number has what that does. Intervals here are of pairs; those of "
+        "[papers.md](papers.md) pool the arms' variances."
     ),
 )
