@@ -36,10 +36,15 @@ WORDS = {  # what these initial weights are
     "width-128": "nanoGPT's initial weights, 2.4 times as large to suit the width",
     EARLIER: "initial weights that suit the width and 30 steps of warm-up instead of 3",
 }
+TWICE = "AdamW, 2 × S1's rate"
+ARMS = papers.arms | {
+    f"{s} {TWICE}": papers.arms[f"{s} AdamW, 8 × S1's rate"]._replace(times=2) for s in ("S1", "S5")
+}
 # {number: (its sum of arms, each followed by the initial weights; the paper's value)}; the first
 # decides
 NUMBERS = {
     "AdamW, both at S1's rate: S5 minus S1": ("S5 AdamW, S1's rate{w} - S1 AdamW{w}", -0.004),
+    "AdamW, both at twice S1's rate: S5 minus S1": (f"S5 {TWICE}{{w}} - S1 {TWICE}{{w}}", -0.004),
     "AdamW, own rates: S5 minus S1": ("S5 AdamW{w} - S1 AdamW{w}", -0.004),
     "mSGDW, own rates: S5 minus S1": ("S5 mSGDW{w} - S1 mSGDW{w}", -0.057),
     "mSGDW at 1.0: S5 minus S1": ("S5 at 1.0{w} - S1 at 1.0{w}", -0.057),
@@ -64,12 +69,12 @@ NUMBERS = {
 }
 # {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
 SEEDS = {
-    "xavier": (11, 10, 10, 10, 16, 10, 16, 2, 4, 4, 9, 4),
-    "xavier-scaled": (4, 4),
+    "xavier": (11, 0, 10, 10, 10, 16, 10, 16, 2, 4, 4, 9, 4),
+    "xavier-scaled": (4, 0, 4),
     "xavier-scaled-table": (4,),
     "nanogpt": (4,),
-    "width-128": (4, 0, 0, 0, 0, 0, 2),
-    EARLIER: (8, 8, 8, 4, 4, 8, 4, 0, 4, 8, 8, 8, 8),
+    "width-128": (4, 2, 0, 0, 4, 4, 0, 4),
+    EARLIER: (8, 0, 8, 8, 4, 4, 8, 4, 0, 4, 8, 8, 8, 8),
 }
 # The middle of the first grid of an arm that is tuned here
 START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3}
@@ -87,7 +92,7 @@ def move(name: str, weights: str) -> Arm:
         if name.endswith(end):
             name = name.removesuffix(end)
             flags = f" {its_flags}"
-    arm = papers.arms[name]
+    arm = ARMS[name]
     files = arm.files + flags
     if weights == EARLIER and name in RATES:
         return Arm(weights, files, lr=RATES[name])
