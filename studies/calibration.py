@@ -70,7 +70,7 @@ NUMBERS = {
 # {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
 SEEDS = {
     "xavier": (11, 0, 10, 10, 10, 16, 10, 16, 2, 4, 4, 9, 4),
-    "xavier-scaled": (4, 0, 4),
+    "xavier-scaled": (4,),
     "xavier-scaled-table": (4,),
     "nanogpt": (4,),
     "width-128": (4, 2, 0, 0, 4, 4, 0, 4),
