@@ -118,7 +118,7 @@ ADAMW = (
     ),
     *TABLE_5,
     *WEIGHTS,
-    WARMUP,
+    WARMUP._replace(source="Table 5 [581, 584]: 2000 of 200K"),
     *DNT_SIZE,
 )
 UNSAID = size("[U] there; of Tables 3, 5 [529, 584-586]", 12, 768, 480, 1024, 0, "")[:4]
@@ -314,6 +314,7 @@ DNT = [
         sides=(
             Number("S1: Muon minus AdamW", "S1 Muon - S1 AdamW"),
             Number("S5 minus S1 under Muon", "S5 Muon - S1 Muon"),
+            Number("S1's difference minus S5's", "S1 Muon - S1 AdamW - S5 Muon + S5 AdamW"),
         ),
         withheld=FAILS,
         seeds=9,
