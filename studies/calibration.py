@@ -40,41 +40,86 @@ TWICE = "AdamW, 2 × S1's rate"
 ARMS = papers.arms | {
     f"{s} {TWICE}": papers.arms[f"{s} AdamW, 8 × S1's rate"]._replace(times=2) for s in ("S1", "S5")
 }
-# {number: (its sum of arms, each followed by the initial weights; the paper's value)}; the first
-# decides
+# {number: (its sum of arms, each followed by the initial weights; the paper's value; {initial
+# weights: number of seeds} of those with which it is run)}; the first decides
 NUMBERS = {
-    "AdamW, both at S1's rate: S5 minus S1": ("S5 AdamW, S1's rate{w} - S1 AdamW{w}", -0.004),
-    "AdamW, both at twice S1's rate: S5 minus S1": (f"S5 {TWICE}{{w}} - S1 {TWICE}{{w}}", -0.004),
-    "AdamW, own rates: S5 minus S1": ("S5 AdamW{w} - S1 AdamW{w}", -0.004),
-    "mSGDW, own rates: S5 minus S1": ("S5 mSGDW{w} - S1 mSGDW{w}", -0.057),
-    "mSGDW at 1.0: S5 minus S1": ("S5 at 1.0{w} - S1 at 1.0{w}", -0.057),
-    "mSGDW at 1.0: S5 minus S3": ("S5 at 1.0{w} - S3 at 1.0{w}", None),
+    "AdamW, both at S1's rate: S5 minus S1": (
+        "S5 AdamW, S1's rate{w} - S1 AdamW{w}",
+        -0.004,
+        {
+            "xavier": 11,
+            "xavier-scaled": 4,
+            "xavier-scaled-table": 4,
+            "nanogpt": 4,
+            "width-128": 4,
+            EARLIER: 8,
+        },
+    ),
+    "AdamW, both at twice S1's rate: S5 minus S1": (
+        f"S5 {TWICE}{{w}} - S1 {TWICE}{{w}}",
+        -0.004,
+        {"width-128": 4},
+    ),
+    "AdamW, own rates: S5 minus S1": (
+        "S5 AdamW{w} - S1 AdamW{w}",
+        -0.004,
+        {"xavier": 10, EARLIER: 8},
+    ),
+    "mSGDW, own rates: S5 minus S1": (
+        "S5 mSGDW{w} - S1 mSGDW{w}",
+        -0.057,
+        {"xavier": 10, EARLIER: 8},
+    ),
+    "mSGDW at 1.0: S5 minus S1": (
+        "S5 at 1.0{w} - S1 at 1.0{w}",
+        -0.057,
+        {"xavier": 10, "width-128": 4, EARLIER: 4},
+    ),
+    "mSGDW at 1.0: S5 minus S3": (
+        "S5 at 1.0{w} - S3 at 1.0{w}",
+        None,
+        {"xavier": 16, "width-128": 4, EARLIER: 4},
+    ),
     "mSGDW minus AdamW, own rates: S5's gap minus S1's": (
         "S5 mSGDW{w} - S5 AdamW{w} - S1 mSGDW{w} + S1 AdamW{w}",
         -0.053,
+        {"xavier": 10, EARLIER: 8},
     ),
-    "mSGDW at 1.0: S4 minus S3": ("S4 at 1.0{w} - S3 at 1.0{w}", None),
+    "mSGDW at 1.0: S4 minus S3": (
+        "S4 at 1.0{w} - S3 at 1.0{w}",
+        None,
+        {"xavier": 16, "width-128": 4, EARLIER: 4},
+    ),
     "mSGDW at 1.0, 30 steps of warm-up: S4 minus S3": (
         f"S4 at 1.0{LATER}{{w}} - S3 at 1.0{LATER}{{w}}",
         None,
+        {"xavier": 2},
     ),
     "AdamW, from its own rate to 8 times it: S5's rise minus S1's": (
         "S5 AdamW, 8 × its rate{w} - S5 AdamW{w} - S1 AdamW, 8 × S1's rate{w} + S1 AdamW{w}",
         None,
+        {"xavier": 4, EARLIER: 4},
     ),
-    "Muon, own rates: S5 minus S1": ("S5 Muon{w} - S1 Muon{w}", None),
-    "Muon minus AdamW, own rates: S5": ("S5 Muon{w} - S5 AdamW{w}", None),
-    "Muon minus AdamW, own rates: S1": ("S1 Muon{w} - S1 AdamW{w}", None),
-    "AdamW, S1: fp32 minus bf16": ("S1 AdamW, fp32{w} - S1 AdamW{w}", None),
-}
-# {initial weights: number of seeds of each of NUMBERS}; 0, and those left out at the end: not run
-SEEDS = {
-    "xavier": (11, 0, 10, 10, 10, 16, 10, 16, 2, 4, 4, 9, 4),
-    "xavier-scaled": (4,),
-    "xavier-scaled-table": (4,),
-    "nanogpt": (4,),
-    "width-128": (4, 4, 0, 0, 4, 4, 0, 4),
-    EARLIER: (8, 0, 8, 8, 4, 4, 8, 4, 0, 4, 8, 8, 8, 8),
+    "Muon, own rates: S5 minus S1": (
+        "S5 Muon{w} - S1 Muon{w}",
+        None,
+        {"xavier": 4, EARLIER: 8},
+    ),
+    "Muon minus AdamW, own rates: S5": (
+        "S5 Muon{w} - S5 AdamW{w}",
+        None,
+        {"xavier": 9, EARLIER: 8},
+    ),
+    "Muon minus AdamW, own rates: S1": (
+        "S1 Muon{w} - S1 AdamW{w}",
+        None,
+        {"xavier": 4, EARLIER: 8},
+    ),
+    "AdamW, S1: fp32 minus bf16": (
+        "S1 AdamW, fp32{w} - S1 AdamW{w}",
+        None,
+        {EARLIER: 8},
+    ),
 }
 # The middle of the first grid of an arm that is tuned here
 START = {"S1 AdamW": 2e-3, "S5 AdamW": 32e-3}
@@ -107,13 +152,13 @@ def move(name: str, weights: str) -> Arm:
 def make_numbers(weights: str) -> list[Number]:
     """The numbers that are run with these initial weights."""
     numbers = []
-    for (says, (value, published)), seeds in zip(NUMBERS.items(), SEEDS[weights], strict=False):
-        if seeds:
+    for says, (value, published, seeds) in NUMBERS.items():
+        if weights in seeds:
             # the first number and those at 1.0 have been run in fp32 alone
             is_new = not numbers or "at 1.0" in says
             dtype = FP32 if weights == EARLIER and is_new else ""
             value = value.format(w=f"{dtype}, {weights}")
-            numbers.append(Number(says, value, published, seeds=seeds))
+            numbers.append(Number(says, value, published, seeds=seeds[weights]))
     return numbers
 
 
