@@ -58,7 +58,7 @@ NUMBERS = {
     "AdamW, both at twice S1's rate: S5 minus S1": (
         f"S5 {TWICE}{{w}} - S1 {TWICE}{{w}}",
         -0.004,
-        {"width-128": 4},
+        {"width-128": 2},
     ),
     "AdamW, own rates: S5 minus S1": (
         "S5 AdamW{w} - S1 AdamW{w}",
@@ -73,7 +73,7 @@ NUMBERS = {
     "mSGDW at 1.0: S5 minus S1": (
         "S5 at 1.0{w} - S1 at 1.0{w}",
         -0.057,
-        {"xavier": 10, "width-128": 4, EARLIER: 4},
+        {"xavier": 10, EARLIER: 4},
     ),
     "mSGDW at 1.0: S5 minus S3": (
         "S5 at 1.0{w} - S3 at 1.0{w}",

@@ -389,7 +389,7 @@ def test_the_numbers_of_all_claims_side_by_side(tmp_path, monkeypatch):
     ids = list(found)
     assert head == f"| number | paper's | {' | '.join(ids)} |"
     table = {cells[1]: cells[2:-1] for cells in ([c.strip() for c in r.split("|")] for r in rows)}
-    assert list(table) == list(NUMBERS)
+    assert sorted(table) == sorted(NUMBERS)
     level = "+0.010 (+0.010 to +0.010), n = {}"
     first = table["AdamW, both at S1's rate: S5 minus S1"]
     assert first[:3] == ["−0.004", level.format(11), "−0.500 (−0.500 to −0.500), n = 4"]
