@@ -49,7 +49,7 @@ NUMBERS = {
         {
             "xavier": 11,
             "xavier-scaled": 4,
-            "xavier-scaled-table": 4,
+            "xavier-scaled-table": 3,
             "nanogpt": 4,
             "width-128": 4,
             EARLIER: 8,
@@ -78,7 +78,7 @@ NUMBERS = {
     "mSGDW at 1.0: S5 minus S3": (
         "S5 at 1.0{w} - S3 at 1.0{w}",
         None,
-        {"xavier": 16, "width-128": 4, EARLIER: 4},
+        {"xavier": 16, "width-128": 3, EARLIER: 4},
     ),
     "mSGDW minus AdamW, own rates: S5's gap minus S1's": (
         "S5 mSGDW{w} - S5 AdamW{w} - S1 mSGDW{w} + S1 AdamW{w}",
@@ -88,7 +88,7 @@ NUMBERS = {
     "mSGDW at 1.0: S4 minus S3": (
         "S4 at 1.0{w} - S3 at 1.0{w}",
         None,
-        {"xavier": 16, "width-128": 4, EARLIER: 4},
+        {"xavier": 16, "width-128": 3, EARLIER: 4},
     ),
     "mSGDW at 1.0, 30 steps of warm-up: S4 minus S3": (
         f"S4 at 1.0{LATER}{{w}} - S3 at 1.0{LATER}{{w}}",
