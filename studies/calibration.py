@@ -49,7 +49,7 @@ NUMBERS = {
         {
             "xavier": 11,
             "xavier-scaled": 4,
-            "xavier-scaled-table": 3,
+            "xavier-scaled-table": 4,
             "nanogpt": 4,
             "width-128": 4,
             EARLIER: 8,
