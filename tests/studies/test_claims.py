@@ -317,3 +317,22 @@ def test_readme_says_the_verdicts_of_the_record():
             found.append((paper, words, page, *rest))
     assert len(said) >= 3 and set(said) <= set(found)
     assert "p =" not in results  # p values are on the pages
+
+
+@pytest.mark.house
+def test_sizes_in_words_are_those_of_a_table():
+    """README and the findings repeat numbers by hand: each stands in a table of a page."""
+    pages = {name: (ROOT / f"docs/results/{name}.md").read_text() for name in PAGES}
+    words = [(ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]]
+    tables = []
+    for page in pages.values():
+        for line in page.splitlines():
+            found = re.search(r"^\| [^|]+ \| \[.+?\]\(#.+?\) \|", line)
+            if found:  # the row of a verdict: the finding, and numbers
+                words.append(found[0])
+                line = line.removeprefix(found[0])
+            if line.startswith("|"):
+                tables.append(line)
+    sizes = {size for text in words for size in re.findall(r"[+−]\d\.\d\d\d", text)}
+    assert len(sizes) > 20
+    assert {size for size in sizes if not any(size in line for line in tables)} == set()
