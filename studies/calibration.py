@@ -262,6 +262,7 @@ study = Study(
         "width-128-warm-up are those of other records, in bf16. Those of the latter end at a "
         "tenth of their rate under mSGDW too, and one seed chose their rates. The others are "
         "in fp32; the last number has what that does. Intervals here are of pairs; those of "
-        "[papers.md](papers.md) pool the arms' variances."
+        "[papers.md](papers.md) pool the arms' variances. Momentum SGD at own rates was "
+        "planned for all six, and left out for the other four: tuning takes 24 runs for each."
     ),
 )

@@ -24,7 +24,7 @@ INTRO = (
     "# {title}\n\n{about}\n\n"
     "[How claims are judged]({docs}). Brackets are 95% intervals over the seeds "
     "(Student's t) at the learning rates\n"
-    "given; a range is of two seeds.\n\n{note}\n"
+    "given; a range is of two or three seeds.\n\n{note}\n"
 )
 RATES = (
     "## Loss and learning rate\n\n{picture}\n\n"
@@ -127,8 +127,7 @@ def describe_runs(experiment: Experiment) -> str:
     days = sorted({run["machine"]["date"] for run in runs})
     seeds = {int(arg[7:]) for run in runs for arg in run["args"] if arg.startswith("--seed=")}
     tuning = ", ".join(map(str, sorted(seeds.intersection(TUNING_SEEDS))))
-    if tuning:
-        tuning = f"seeds {tuning} tune and plan, "
+    start = f"seeds {tuning} tune and plan, " if tuning else "seeds "
     reported = ", ".join(map(str, sorted(seeds.difference(TUNING_SEEDS)))) or "none"
     hours = sum(run["seconds"] for run in runs) / 3600
     others = ", ".join(experiment.study.records)
@@ -136,7 +135,7 @@ def describe_runs(experiment: Experiment) -> str:
         others = f"Further runs, with their machines, are in {others}."
     return (
         f"{experiment.study.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
-        f"{tuning}{reported} are reported; {', '.join(sorted(machines))}; "
+        f"{start}{reported} are reported; {', '.join(sorted(machines))}; "
         f"{days[0]} to {days[-1]}. {others}"
     ).rstrip()
 
