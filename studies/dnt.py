@@ -29,8 +29,8 @@ EARLIER_RATES = {
 }
 # {arm: its learning rate} of those that are run anew
 NEW_RATES = {"S5 AdamW, S1's rate": 4e-3, "S5 AdamW, 8 × S1's rate": 32e-3}
-# {arm: its learning rate} of those that are run with the short warm-up too
-SHORT_RATES = dict.fromkeys(("S3 at 1.0", "S4 at 1.0", "S5 at 1.0"), 1.0)
+# arms that are run with the short warm-up too
+SHORT_ARMS = {"S3 at 1.0", "S4 at 1.0", "S5 at 1.0"}
 CONTROL = "that of the control"
 WHY = {
     **dict.fromkeys(("init", "init_std", "residual_init", "warm-up / steps"), CONTROL),
@@ -102,7 +102,7 @@ def move(name: str) -> Arm:
     """An arm of studies/papers.py with these initial weights."""
     if name.endswith(SHORT):
         name = name.removesuffix(SHORT)
-        return papers.arms[name]._replace(base="short", lr=SHORT_RATES[name], of="", times=1)
+        return papers.arms[name]._replace(base="short")
     arm = papers.arms[name]
     if name in EARLIER_RATES:
         return Arm("earlier", arm.files, lr=EARLIER_RATES[name])
@@ -121,7 +121,7 @@ def judge_here(claim: Claim) -> Claim:
     protocol = tuple(s._replace(why=WHY.get(s.name, s.why)) for s in claim.protocol)
     seeds = SEEDS.get(claim.id, 0)
     sides = [side._replace(seeds=seeds) for side in claim.sides if "scaled" not in side.value]
-    if set(arms_in([claim.number])) <= set(SHORT_RATES):
+    if set(arms_in([claim.number])) <= SHORT_ARMS:
         sides.append(shorten(claim.number))
     return claim._replace(
         protocol=protocol,

@@ -333,6 +333,6 @@ def test_sizes_in_words_are_those_of_a_table():
                 line = line.removeprefix(found[0])
             if line.startswith("|"):
                 tables.append(line)
-    sizes = {size for text in words for size in re.findall(r"[+−]\d\.\d\d\d", text)}
+    sizes = {size for text in words for size in re.findall(r"[+−]?\d\.\d\d\d", text)}
     assert len(sizes) > 20
     assert {size for size in sizes if not any(size in line for line in tables)} == set()
