@@ -62,7 +62,8 @@ PLAIN = {
         "−0.535"
     },
     "dnt-muon": {
-        "same direction": "Muon instead of AdamW lowers DNT's loss, and Pre-LN's by as much, −0.407"
+        "same direction": "Muon instead of AdamW lowers DNT's loss, and Pre-LN's by a little more, "
+        "−0.407"
     },
 }
 WITHHELD = {
@@ -70,7 +71,7 @@ WITHHELD = {
     "0.25 (two), where Pre-LN is as good",
     "dnt-order": "3 steps of warm-up, the share in the paper's text, turn its sign in two of three "
     "seeds",
-    "dnt-gap": "it contains momentum SGD's gap to AdamW, which takes a long run",
+    "dnt-gap": "it contains momentum SGD's gap to AdamW, which only a long run can show",
 }
 LAYER_NORM = "S1 has RMSNorm here, so that the layouts alone differ; GPT-2 has LayerNorm."
 NOTES = {
@@ -87,9 +88,10 @@ NOTES = {
     "when runs of the earlier round and some with Xavier were known. At twice its rate "
     "Pre-LN has already risen by 0.43 (one seed). With embeddings of N(0, 1) the same difference "
     "from 0.004 to 0.032 was +0.05 (seed 0); but 0.032 is Pre-LN's own rate there, and with seeds "
-    "1 and 2 its loss is 0.5 higher. From Pre-LN's own rate to twice it the difference was −0.85. "
-    "DNT's loss does not rise because it starts at a sixteenth of its own rate. S1's runs are in "
-    "bf16, S5's at these rates in fp32, a difference of −0.008 at S1's rate in the control.",
+    "1 and 2 its loss is 0.5 higher. With those embeddings, from 0.032 to 0.064, it was −0.85 "
+    "(seed 0). DNT's loss does not rise because it starts at a sixteenth of its own rate. S1's "
+    "runs are in bf16, S5's at these rates in fp32, a difference of −0.008 at S1's rate in the "
+    "control.",
     "dnt-leave-out": "The paper says that it starts from S5 but lists two pre norms [624], which "
     "is S4 [I].",
     "dnt-muon": "A lower last loss is our reading [I]. Decay, floor and the place of embeddings "
@@ -165,8 +167,8 @@ study = Study(
         "dnt-muon rest on weights that pass only where both layouts have the same rate. Expected "
         "before the runs with 3 steps: S4 and S5 are above S3 on average, by less than the seeds "
         "differ. **Seen**: their sum is −0.85, −0.74 and +0.90, so the verdict on dnt-order was "
-        "taken back. A review then asked the same of the other claims, and the rate turns the sign "
-        "of dnt-common: that verdict was taken back too.\n\n"
+        "taken back. A review then asked the same of the other claims, and at Pre-LN's own rate "
+        "the sign of dnt-common is not known: that verdict was taken back too.\n\n"
         "dnt-leave-out, 24 runs, is left out; [papers.md](papers.md) has it with Xavier."
     ),
 )

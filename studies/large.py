@@ -85,7 +85,7 @@ def other_files(lns: str) -> dict[str, str]:
 def at_own_size(claim: Claim, published: dict[str, float | None] | None) -> Claim:
     """A claim of papers.py for the papers' own configurations."""
     number = claim.number
-    sides = claim.sides
+    sides = tuple(side for side in claim.sides if not side.seeds)  # no earlier round is this large
     if published is not None:
         number = number._replace(published=published.get(claim.id, number.published))
         sides = tuple(side._replace(published=None) for side in sides)

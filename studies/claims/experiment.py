@@ -191,34 +191,28 @@ def read_runs(path: Path) -> dict[str, dict[str, Any]]:
 
 class Record:
     """Runs and their measures, in one file that is written after each change. Threads may share
-    it. Runs of the other records are found too, and stay there."""
+    it. Runs of the other records are found too, and are not written to."""
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         """ValueError if a file is damaged, or if one of `others` is missing."""
         self.path = path
         self.runs = read_runs(path) if path.exists() else {}  # {run's name: entry}
-        self.others = {}  # the same of the other records
+        self.all = {path: self.runs} | {other: read_runs(other) for other in others}
         self.lock = threading.Lock()
         self.digest = cache(digest_settings)
-        for other in others:
-            self.others |= read_runs(other)
-
-    def find(self, run: TrainingRun) -> dict[str, Any]:
-        """A run's entry, empty if it is not recorded."""
-        name = run.path.name
-        return self.runs.get(name) or self.others.get(name, {})
 
     def measures(self, run: TrainingRun) -> dict[str, float | None]:
         """{measure: value} of a run, as far as recorded. ValueError if it was recorded with other
         settings than its command has now."""
-        entry = self.find(run)
-        if not entry:
+        name = run.path.name
+        path = next((path for path, runs in self.all.items() if name in runs), None)
+        if path is None:
             return {}
+        entry = self.all[path][name]
         if entry["settings"] != self.digest(run):
             raise ValueError(
-                f"{self.path}: {run.path.name} was recorded with other settings than its config "
-                "files have now: undo their change, or remove the entry and its folder to train it "
-                "again"
+                f"{path}: {name} was recorded with other settings than its config files have now: "
+                "undo their change, or remove the entry and its folder to train it again"
             )
         return entry["measures"]
 
@@ -226,7 +220,8 @@ class Record:
         """Add a measure of a run, and `about`: outcome, seconds, machine; write the file."""
         make_folder(self.path.parent, "--results")
         with self.lock:
-            measures = self.find(run).get("measures", {}) | {measure: value}
+            before = self.runs.get(run.path.name, {})  # a run of another record is trained anew
+            measures = before.get("measures", {}) | {measure: value}
             entry = {"args": run.args, "settings": self.digest(run), "measures": measures, **about}
             self.runs[run.path.name] = entry
             lines = []

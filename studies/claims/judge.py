@@ -17,16 +17,6 @@ import numpy as np
 
 from studies.claims.study import Claim
 
-CLASSES = (
-    "reproduced",
-    "holds",
-    "same direction",
-    "smaller than matters",
-    "opposite",
-    "too early to say",
-    "undecided",
-    "cannot be judged",
-)
 # classes in place of which a claim with `late` is called too early to say
 EARLY = ("smaller than matters", "opposite", "undecided")
 LEVEL = 0.05
@@ -57,7 +47,7 @@ class Plan(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    word: str  # one of CLASSES
+    word: str  # one of CLASSES of studies/claims/study.py
     why: str = ""
 
 
@@ -253,7 +243,8 @@ def classify(
     if claim.withheld:
         return Verdict("cannot be judged", claim.withheld)
     verdict = compare(values, claim, p, pooled)
-    if claim.late and verdict.word in EARLY:
+    is_measured = p is not None and not all_diverged(values)
+    if claim.late and is_measured and verdict.word in EARLY:
         return Verdict("too early to say", claim.late)
     return verdict
 

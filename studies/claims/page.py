@@ -14,8 +14,8 @@ from nanodnt.run.metrics import PALETTE, save_figure
 from nanodnt.tasks import task_of
 from studies.analysis.figure import STYLE, picture, plt
 from studies.claims.experiment import TUNING_SEEDS, Experiment, MissingRun, Tuned, mean_loss
-from studies.claims.judge import CLASSES, FEWEST, Losses, Variance, count_seeds_to_decide, interval
-from studies.claims.study import Claim, Study, arms_in, is_same
+from studies.claims.judge import FEWEST, Losses, Variance, count_seeds_to_decide, interval
+from studies.claims.study import CLASSES, Claim, Study, arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT
 
@@ -297,7 +297,9 @@ def draw_differences(found: dict[str, Row], path: Path, unit: str, formats: Sequ
             draw_curves(axis, curves, row["claim"].id, "steps", unit)
             axis.set(ylabel=f"difference of validation losses (nats per {unit})")
             axis.axhline(0, color="0.7")
-            axis.axhline(row["claim"].number.published or 0, color="0.4", linestyle="--")
+            published = row["claim"].number.published
+            if published is not None:
+                axis.axhline(published, color="0.4", linestyle="--")
         save_figure(figure, path, formats)
 
 
@@ -337,10 +339,13 @@ def draw_losses(
         save_figure(figure, path, formats)
 
 
-def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[str, dict]) -> str:
-    """The page's text, from the verdicts of `judge` and the curves of `find_curves`."""
+FIGURES = {"differences": draw_differences, "losses": draw_losses, "rates": draw_rates}
+
+
+def render_page(experiment: Experiment, verdicts: dict[str, Row], drawn: dict[str, dict]) -> str:
+    """The page's text, from the verdicts of `judge` and {name of a figure of FIGURES: what it
+    shows}."""
     study = experiment.study
-    losses = find_losses(experiment)
     formats = experiment.config.formats
     rows = sorted(verdicts.values(), key=lambda row: CLASSES.index(row["class"]))
     title = "Claims, tested"
@@ -352,10 +357,10 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
     lines = [INTRO.format(title=title, about=about, note=note, docs=docs).rstrip(), ""]
     if study.side_by_side:
         lines += ["## The numbers of all claims\n", *side_by_side(list(verdicts.values()), study)]
-    if find_differences(verdicts):
+    if drawn.get("differences"):
         shown = picture("Differences over steps", f"{experiment.name}/differences", formats)
         lines.append(DIFFERENCES.format(picture=shown))
-    if losses:
+    if losses := drawn.get("losses"):
         shown = picture("Validation loss by arm", f"{experiment.name}/losses", formats)
         lines.append(LOSSES.format(picture=shown))
         table = [["", *study.bases]]
@@ -377,9 +382,8 @@ def render_page(experiment: Experiment, verdicts: dict[str, Row], curves: dict[s
         for paper, others in study.others.items():
             table += [[paper, *cells] for cells in others]
         lines += ["## What others found\n", *markdown_table(table)]
-    if curves:
-        place = f"{experiment.name}/rates"
-        shown = picture("Loss and learning rate", place, formats)
+    if drawn.get("rates"):
+        shown = picture("Loss and learning rate", f"{experiment.name}/rates", formats)
         lines.append(RATES.format(picture=shown, highest=HIGHEST))
     bases = [f"{base}: `{files}`" for base, files in study.bases.items() if files]
     words = "; ".join(bases) or "the papers' own configurations stand alone"
@@ -393,21 +397,20 @@ def write_page(experiment: Experiment, verdicts: dict[str, Row]) -> list[Path]:
     """Write the page, with the verdicts of `judge`, and its figures: of differences over steps, and
     of the losses by arm if all arms had equal trials, else by learning rate. Returns their
     paths."""
-    curves = find_curves(experiment)
-    figures = (
-        ("differences", find_differences(verdicts), draw_differences),
-        ("losses", find_losses(experiment), draw_losses),
-        ("rates", curves, draw_rates),
-    )
+    drawn = {
+        "differences": find_differences(verdicts),
+        "losses": find_losses(experiment),
+        "rates": find_curves(experiment),
+    }
     make_folder(experiment.folder, "--results")
     paths = [experiment.results / f"{experiment.name}.md"]
     unit = task_of(experiment.configs_of(next(iter(experiment.study.arms))).model).loss_unit
-    for name, drawn, draw in figures:
-        if drawn:
+    for name, draw in FIGURES.items():
+        if drawn[name]:
             figure = experiment.folder / f"{name}.png"
-            draw(drawn, figure, unit, experiment.config.formats)
+            draw(drawn[name], figure, unit, experiment.config.formats)
             paths += [figure.with_suffix(f".{kind}") for kind in experiment.config.formats]
-    text = render_page(experiment, verdicts, curves)
+    text = render_page(experiment, verdicts, drawn)
     write_file(paths[0], lambda f: f.write(text.encode()))
     return paths
 

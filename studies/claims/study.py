@@ -19,6 +19,18 @@ from typing import NamedTuple
 from model import GPTConfig
 from nanodnt.settings import TrainConfig
 
+# of verdicts: docs/claims.md explains them
+CLASSES = (
+    "reproduced",
+    "holds",
+    "same direction",
+    "smaller than matters",
+    "opposite",
+    "too early to say",
+    "undecided",
+    "cannot be judged",
+)
+
 
 class Arm(NamedTuple):
     """A configuration, and where its learning rate comes from."""
@@ -84,7 +96,7 @@ class Claim(NamedTuple):
     late: str = ""  # where the paper says that the effect comes later in training than these runs
     #   end; a claim that they do not show is then too early to say
     seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
-    plain: dict[str, str] = {}  # {class of the verdict: the finding in plain words}
+    plain: dict[str, str] = {}  # {class of the verdict, of CLASSES: the finding in plain words}
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -238,6 +250,8 @@ def find_problems(study: Study, measures: set[str]) -> Iterator[tuple[str, str]]
         names.append((claim.id, f"expect of {where}", claim.expect, signs))
         for name in arms_in(claim.numbers):
             names.append((claim.id, f"an arm of {where}", name, study.arms))
+        for word in claim.plain:
+            names.append((claim.id, f"a class in plain of {where}", word, CLASSES))
         for number in claim.numbers:
             names.append((claim.id, f"a measure of {where}", number.measure, measures))
     for owner, where, name, allowed in names:

@@ -157,7 +157,7 @@ def large_commands(results: dict[str, Any], points: list[Point], large: str) -> 
         sizes = ACCOUNTED.get(kind, "another n_embd or n_layer")
         tuned = describe_length(runs[rows[-1]["run"]].args)
         lines.append(
-            f"# {name}: best at {size}={n}: {best:.3g}, in {tuned}; below it is for "
+            f"# {name}: best at {size}={n}: {best:.3g}, in {tuned}; the command below trains "
             f"{describe_length(words)}: {kind} accounts for {sizes}, and not for more tokens"
         )
         rate = {"learning_rate": f"{best:.4g}"}

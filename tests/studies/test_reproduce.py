@@ -275,6 +275,11 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
             "expect of claim tunes: 'same' is not one of above, below, equal",
         ),
         (
+            ('cannot="it', 'plain={"no effect": "none"}, cannot="it'),
+            "",
+            "a class in plain of claim waits: 'no effect' is not one of cannot be judged, holds, ",
+        ),
+        (
             ('"equal", 0.25', '"equal", 0.0'),
             "",
             "claim tunes: smallest, the smallest effect that matters, must be",

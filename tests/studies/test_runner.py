@@ -293,13 +293,14 @@ def test_a_run_is_found_in_other_records(tmp_path):
     record = Record(path, [made.record.path])
     record.add(own, "loss", 2.0, **ABOUT)
     assert record.measures(run) == {"loss": 3.0} and set(record.runs) == {own.path.name}
-    record.add(run, "rise", 0.5, **ABOUT)  # a further measure of it
-    record = Record(path, [made.record.path])
-    assert record.measures(run) == {"loss": 3.0, "rise": 0.5}
-    assert made.record.measures(run) == {"loss": 3.0}  # the other record is not written to
     other = run._replace(args=(*run.args, "--beta2=0.5"))
-    with pytest.raises(ValueError, match="was recorded with other settings"):
+    with pytest.raises(ValueError) as error:
         record.measures(other)
+    assert str(error.value).startswith(f"{made.record.path}: {run.path.name} was recorded with ")
+    record.add(run, "rise", 0.5, **ABOUT)  # for a further measure it is trained anew
+    record = Record(path, [made.record.path])
+    assert record.measures(run) == {"rise": 0.5}  # an entry has the measures of one machine
+    assert made.record.measures(run) == {"loss": 3.0}  # the other record is not written to
     with pytest.raises(ValueError, match=r"there is no record .*gone.json, which the claims file"):
         Record(path, [tmp_path / "gone.json"])
 

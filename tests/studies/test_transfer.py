@@ -166,7 +166,8 @@ def test_the_large_command_has_its_own_sizes_and_the_tuned_method(base):
         100,
     )
     assert (config.learning_rate, config.min_lr) == (0.0025, 0.00025)
-    best = "best at n_embd=64: 0.0025, in 20 steps of 256 tokens; below it is for 100 steps of"
+    tuned = "best at n_embd=64: 0.0025, in 20 steps of 256 tokens"
+    best = f"{tuned}; the command below trains 100 steps of"
     warning = "standard accounts for no other size, and not for more tokens"
     assert remark == f"# s: {best} {16 * model.block_size} tokens: {warning}"
     (remark,) = commands(base, best=lambda n: 9.0)

@@ -242,6 +242,18 @@ def test_a_claim_of_a_lower_loss(word, mean, half):
 
 
 @pytest.mark.parametrize(
+    "values, word",
+    [
+        ([math.inf] * 6, "opposite"),  # all runs of the claimed side diverged
+        ([0.1, 0.1, 0.1, math.inf], "undecided"),  # one did
+        ([0.1, 0.1, 0.1], "undecided"),  # three seeds have no interval
+    ],
+)
+def test_only_a_measured_difference_is_too_early(values, word):
+    assert verdict(values, late="after 50,000 steps") == word
+
+
+@pytest.mark.parametrize(
     "mean, half, equal, not_above",
     [
         (0.1, 0.14, "reproduced", "reproduced"),
