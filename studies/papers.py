@@ -746,6 +746,7 @@ LNS_CLAIMS = [
             "best for that, and not told apart from it at its own, +0.008 (−0.009 to +0.025)"
         },
         note="The rate is the best for scaled init, as if for all; a side has LNS at its own. "
+        "Runs of twice the steps are among the [longer ones](crossing.md#lns-crossing). "
         "Pre-LN's own was planned and left out before any run of it: the time was up. Scaled: o "
         "and down [I]; the paper's text says W0 and W2 [217]. The paper sees LNS behind Pre-LN "
         "early in training, at 7B [204]. These runs have a thousandth of its tokens, less than one "
