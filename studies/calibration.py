@@ -188,9 +188,8 @@ for weights, words in WORDS.items():
             plain={
                 "reproduced": "The control: under AdamW, both at Pre-LN's rate, DNT and Pre-LN are "
                 f"level with {words}",
-                "undecided": "By its mean the control passes, and its interval is too wide to call "
-                "DNT and Pre-LN level: under AdamW, both at Pre-LN's rate, with "
-                f"{words}",
+                "undecided": "The interval is too wide to call DNT and Pre-LN level; the mean says "
+                f"whether the control passes: under AdamW, both at Pre-LN's rate, with {words}",
                 "opposite": "The control fails: under AdamW, both at Pre-LN's rate, DNT ends below "
                 f"Pre-LN with {words}",
             },

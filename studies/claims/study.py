@@ -19,7 +19,7 @@ from typing import NamedTuple
 from model import GPTConfig
 from nanodnt.settings import TrainConfig
 
-# of verdicts: docs/claims.md explains them
+# the classes of verdicts, which docs/claims.md explains
 CLASSES = (
     "reproduced",
     "holds",
