@@ -186,8 +186,6 @@ for weights, words in WORDS.items():
             "slightly better under AdamW [656]; at 774M and 1436M, where GPT-2 has lower rates, "
             "it is by 0.011 and 0.039 (Table 1).",
             plain={
-                "reproduced": "The control: under AdamW, both at Pre-LN's rate, DNT and Pre-LN are "
-                f"level with {words}",
                 "undecided": "The interval is too wide to call DNT and Pre-LN level; the mean says "
                 f"whether the control passes: under AdamW, both at Pre-LN's rate, with {words}",
                 "opposite": "The control fails: under AdamW, both at Pre-LN's rate, DNT ends below "

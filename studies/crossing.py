@@ -26,12 +26,12 @@ BASES = {
 }
 OWN = "each its own, of runs of 1,200 steps"
 OWN_RATES = tuple(s._replace(why=OWN) if s.name == "learning_rate" else s for s in LNS)
-# {measure: the share of the steps after which it is taken}
+# {measure: the part of the steps after which it is taken, 2 for a half}
 WAY = {
-    "loss at a sixteenth": 1 / 16,
-    "loss at an eighth": 1 / 8,
-    "loss at a quarter": 1 / 4,
-    "loss at a half": 1 / 2,
+    "loss at a sixteenth": 16,
+    "loss at an eighth": 8,
+    "loss at a quarter": 4,
+    "loss at a half": 2,
 }
 WITH_HEAD = "config/blockwise/warmup_end.py --lr_ratio_head=10"
 ARMS = {}
@@ -49,8 +49,8 @@ for base in BASES:
 def on_the_way(value: str, end: int) -> tuple[Number, ...]:
     """This sum of arms on the way to the `end`, a number of steps, as side numbers."""
     numbers = []
-    for measure, share in WAY.items():
-        steps = round(share * end)
+    for measure, part in WAY.items():
+        steps = end // part
         if steps % 300 == 0:  # where the loss is measured
             says = f"{value.replace(' - ', ' minus ')} after {steps:,} steps"
             numbers.append(Number(says, value, None, measure, steps))

@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Ceilings. Lower them when something goes. To raise one takes a reason, in the commit.
 # Nodes of the syntax tree, which are the content however it is broken into lines.
-MAX_NODES = {"core": 79400, "interop": 13900, "studies": 35600, "tests": 177400}
+MAX_NODES = {"core": 79400, "interop": 13900, "studies": 35700, "tests": 177400}
 # Of the core: nodes in a line of code, and long lines, statements `a, b = x, y` and expressions
 # `x if c else y` in 1000 lines of code.
 MAX_NODES_PER_LINE = 7.0
