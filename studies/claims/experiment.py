@@ -197,6 +197,7 @@ class Record:
         """ValueError if a file is damaged, or if one of `others` is missing."""
         self.path = path
         self.runs = read_runs(path) if path.exists() else {}  # {run's name: entry}
+        # {path: runs} of all records, its own first
         self.all = {path: self.runs} | {other: read_runs(other) for other in others}
         self.lock = threading.Lock()
         self.digest = cache(digest_settings)

@@ -93,8 +93,8 @@ class Claim(NamedTuple):
     note: str = ""  # a paragraph for the reader of the page
     cannot: str = ""  # why this scale cannot judge the claim, written before the runs
     withheld: str = ""  # why the number, planned and run like the others, gets no verdict
-    late: str = ""  # where the paper says that the effect comes later in training than these runs
-    #   end; a claim that they do not show is then too early to say
+    late: str = ""  # where the paper places the effect late in training, and what of that is our
+    #   reading; a claim that the runs do not show is then too early to say
     seeds: int = 0  # number of seeds; 0 = as many as the spread over the tuning seeds asks for
     plain: dict[str, str] = {}  # {class of the verdict, of CLASSES: the finding in plain words}
 
